@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from orchestrator.reasons import Reason
 
@@ -31,8 +31,25 @@ class Decision:
 
 Record = Event | Decision
 
+RECORD_TYPES: dict[str, type[Any]] = {}
+"""Every record type by the name that the journal has for it."""
 
-@dataclass(frozen=True, slots=True)
+_DEFAULTS: dict[type[Any], dict[str, Any]] = {}
+"""Names and defaults of each record type's fields, kept because `fields` is slow and a run has many records."""
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass_transform(frozen_default=True)
+def journaled(cls: type[R]) -> type[R]:
+    """Make the class a frozen dataclass, and a type of record that the journal can hold."""
+    made = dataclass(frozen=True, slots=True)(cls)
+    RECORD_TYPES[made.__name__] = made
+    _DEFAULTS[made] = {field.name: field.default for field in fields(made)}
+    return made
+
+
+@journaled
 class WorkAdded(Event):
     """Shapes to tune. A unit is never split. Units of the same `kind` may share a process.
 
@@ -50,21 +67,21 @@ class WorkAdded(Event):
     shares_end: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class RetryAsked(Event):
     """The user wants these shapes tried again: failed ones, whose tries start at zero, and noisy winners."""
 
     shapes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class StopAsked(Event):
     """Start no new work: the user asked for it (Ctrl-C or cancel), or the run reached a limit (`why`)."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class Resumed(Event):
     """A controller took over the run (again); undoes StopAsked. Groups sent earlier may still be running.
 
@@ -74,12 +91,12 @@ class Resumed(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class Tick(Event):
     """Time passed. Not journaled."""
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class NodeExpected(Event):
     """A node is being prepared. Its share of the work waits until it joins or is given up (NodeLost).
 
@@ -97,7 +114,7 @@ class NodeExpected(Event):
     ends_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class NodeJoined(Event):
     """A node is deployed and its workers are starting, perhaps again after a loss. CanaryPassed makes a slot ready."""
 
@@ -105,7 +122,7 @@ class NodeJoined(Event):
     slots: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class NodeTroubled(Event):
     """The node's connection broke, it does not answer, or it cannot be prepared. We try again."""
 
@@ -113,7 +130,7 @@ class NodeTroubled(Event):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class NodeLost(Event):
     """The node is given up for now, and the groups that it had are taken as lost. Rows still count if it comes back."""
 
@@ -121,7 +138,7 @@ class NodeLost(Event):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class LeaseEnded(Event):
     """The node was a lease and will not return; its name is never used again.
 
@@ -135,7 +152,7 @@ class LeaseEnded(Event):
     charged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class LeasesQueued(Event):
     """The leases of a pool that are waiting now, each with the scheduler's message."""
 
@@ -143,7 +160,7 @@ class LeasesQueued(Event):
     leases: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class FleetMayGrow(Event):
     """Says whether more nodes on other hosts may join.
 
@@ -153,14 +170,14 @@ class FleetMayGrow(Event):
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class NodeDraining(Event):
     """The user wants the node to finish its running groups and take no more."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class NodeBusy(Event):
     """Someone else uses the node where our workers are to start. `doing`: wait, skip or share; later free."""
 
@@ -169,7 +186,7 @@ class NodeBusy(Event):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class SlotLost(Event):
     """The slot's worker died and has no restarts left."""
 
@@ -178,7 +195,7 @@ class SlotLost(Event):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class CanaryPassed(Event):
     """The slot's canary gave the known answer; the slot may take work."""
 
@@ -187,7 +204,7 @@ class CanaryPassed(Event):
     us: float
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class CanaryFailed(Event):
     """The slot's canary was wrong or late. `final`: it will never pass, as things are on that node."""
 
@@ -197,7 +214,7 @@ class CanaryFailed(Event):
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class CanaryTimed(Event):
     """The slot timed two known kernels between attempts: microseconds of a compute-bound and of a memory-bound one
     (-1: no time).
@@ -215,7 +232,7 @@ class CanaryTimed(Event):
     power_cap_w: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class AttemptStarted(Event):
     """A worker claimed the attempt."""
 
@@ -224,7 +241,7 @@ class AttemptStarted(Event):
     slot: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class ShapeStarted(Event):
     """The shape is in flight in the attempt."""
 
@@ -236,7 +253,7 @@ NOISE = ("the winner's time is noise",)
 """Stands among the candidates that a result leaves out if its winner is noisy. So no reader needs another field."""
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class ShapeTuned(Event):
     """A valid winner of the shape reached the ledger. A complete one that is not noisy settles a pending shape.
 
@@ -261,7 +278,7 @@ class ShapeTuned(Event):
         return NOISE in self.withheld
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class ShapeRefused(Event):
     """The tuner's verdict: this shape has no winner (Reason.is_verdict). Other fields as in ShapeTuned."""
 
@@ -278,7 +295,7 @@ class ShapeRefused(Event):
         return not self.withheld and not self.cut
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class AttemptEnded(Event):
     """An attempt is over. We judge it by the rows that arrived, not by `outcome`."""
 
@@ -289,7 +306,7 @@ class AttemptEnded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class AttemptTaken(Event):
     """Answer to TakeBack. `won`: no worker had claimed the attempt, and none will."""
 
@@ -297,7 +314,7 @@ class AttemptTaken(Event):
     won: bool
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class Send(Decision):
     """Put a group, these shapes, into a slot's inbox. The group is named after its attempt. A worker takes the lowest
     `seq` first."""
@@ -309,7 +326,7 @@ class Send(Decision):
     shapes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class TakeBack(Decision):
     """Try to take an unclaimed attempt back; AttemptTaken answers."""
 
@@ -317,7 +334,7 @@ class TakeBack(Decision):
     node: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class FailShape(Decision):
     """The shape is settled as failed. `confirmed`: it failed on two slots (on two nodes if there are two)."""
 
@@ -328,7 +345,7 @@ class FailShape(Decision):
     confirmed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class SettleShape(Decision):
     """The shape is tuned: the winner of `attempt` is its row. Not `confirmed`: candidates that faulted on only one slot
     were left out. It also settles a noisy winner that is not measured again."""
@@ -339,7 +356,7 @@ class SettleShape(Decision):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class Quarantine(Decision):
     """The slot gets no work until a canary passes; one is requested at `until` (epoch seconds)."""
 
@@ -349,7 +366,7 @@ class Quarantine(Decision):
     until: float
 
 
-@dataclass(frozen=True, slots=True)
+@journaled
 class AskCanary(Decision):
     """Make the slot run its canary. CanaryPassed or CanaryFailed answers."""
 
@@ -358,26 +375,11 @@ class AskCanary(Decision):
     attempt: str
 
 
-RECORD_TYPES: dict[str, type[Record]] = {
-    c.__name__: c
-    for c in (
-        WorkAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
-        NodeDraining, LeaseEnded, LeasesQueued, FleetMayGrow, SlotLost,
-        CanaryPassed, CanaryFailed, CanaryTimed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded,
-        AttemptTaken,
-        Send, TakeBack, FailShape, SettleShape, Quarantine, AskCanary,
-    )
-}  # fmt: skip
-
-
-_FIELDS = {c: {f.name: f.default for f in fields(c)} for c in RECORD_TYPES.values()}
-"""Names and defaults of each record type, computed once: `fields` is slow, and a run has many records."""
-
-
 def to_json(record: Record) -> str:
     """The fields of a record that differ from their defaults, as a JSON object. Its type is stored beside it."""
-    raw = {name: v for name, default in _FIELDS[type(record)].items() if (v := getattr(record, name)) != default}
-    return json.dumps(raw, default=lambda v: v.value, separators=(",", ":"))
+    values = {name: getattr(record, name) for name in _DEFAULTS[type(record)]}
+    changed = {name: value for name, value in values.items() if value != _DEFAULTS[type(record)][name]}
+    return json.dumps(changed, default=lambda v: v.value, separators=(",", ":"))
 
 
 def from_json(type_: str, data: str) -> Record:
@@ -389,7 +391,8 @@ def from_json(type_: str, data: str) -> Record:
             raw[name] = _tuples(v)
         elif name in reasons:
             raw[name] = Reason(v)
-    return RECORD_TYPES[type_](**raw)
+    record: Record = RECORD_TYPES[type_](**raw)
+    return record
 
 
 _decode = json.JSONDecoder().raw_decode  # faster than json.loads

@@ -24,11 +24,11 @@ from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
+from orchestrator.files.read import read_text
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths, create_run_folder, new_run_id
 from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
-from orchestrator.tables.textfiles import read_text
 from orchestrator.templating import data_folder
 from worker.families import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side

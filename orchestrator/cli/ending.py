@@ -117,9 +117,9 @@ def _merge(config: RunConfig, paths: RunPaths) -> tuple[MergeReport | None, Inpu
 
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
+    from orchestrator.files.write import write_atomic
     from orchestrator.results.export import RunFacts, candidates, winners
     from orchestrator.tables.merge import merge
-    from orchestrator.tables.textfiles import write_atomic
 
     try:
         with LedgerReader.open_readonly(paths.ledger) as ledger:

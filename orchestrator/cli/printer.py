@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.tables.textfiles import escaped
+from orchestrator.files.faults import escaped
 from worker.text import plural, uncoloured
 
 if TYPE_CHECKING:

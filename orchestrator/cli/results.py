@@ -93,11 +93,11 @@ def analyze(
     Prints the best TFLOPS of each backend, the speed-ups between backends, and the share of the roofline.
     """
     from orchestrator.families import get_family
+    from orchestrator.files.write import refuse_overwriting, write_output
     from orchestrator.results import output
     from orchestrator.results.analyze import analyze as document_of
     from orchestrator.results.analyze import write_csv
     from orchestrator.results.measurements import find_sources
-    from orchestrator.tables.textfiles import refuse_overwriting, write_output
 
     if json_ and format_ not in (None, Format.JSON):
         raise InputError(f"--json and --format {format_} contradict each other")
@@ -175,9 +175,9 @@ def compare(
 
     Exit code 1 on a regression, 4 where rows could not be judged.
     """
+    from orchestrator.files.write import refuse_overwriting, write_output
     from orchestrator.results import comparison, output
     from orchestrator.results.compare import Rule
-    from orchestrator.tables.textfiles import refuse_overwriting, write_output
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")

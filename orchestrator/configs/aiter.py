@@ -23,8 +23,9 @@ from orchestrator.configs.check import lint_content
 from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
+from orchestrator.files.read import csv_records
+from orchestrator.files.write import write_csv
 from orchestrator.tables.locate import shipped_tables
-from orchestrator.tables.textfiles import csv_records, write_csv
 from worker.families import FAMILIES
 from worker.foreign.runner import ForeignCodeError, Limits
 from worker.foreign.runner import call as run_alone

@@ -16,8 +16,8 @@ from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
+from orchestrator.files.write import remove_dead_temporaries, sync_folder, write_atomic
 from orchestrator.tables.journal import locked
-from orchestrator.tables.textfiles import remove_dead_temporaries, sync_folder, write_atomic
 
 
 class Journal:

@@ -19,9 +19,9 @@ from orchestrator.configs.aiter import AiterTree, journal_of
 from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, WonFile, read_winners
 from orchestrator.errors import InputError
+from orchestrator.files.cells import utc
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
-from orchestrator.tables.textfiles import utc
 from worker.triton_configs.resolve import CONFIGS, slower
 
 # the config files of a project for a chip: all that a merge has to know of the project

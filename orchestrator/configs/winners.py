@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError
+from orchestrator.files.faults import Faults
+from orchestrator.files.read import csv_records
+from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.textfiles import Faults, csv_records, write_atomic, write_csv
 from orchestrator.tables.tuned import best
 from worker.families import Family
 from worker.triton_configs.engine import Device, Layer

@@ -27,10 +27,10 @@ from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import Docker
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
+from orchestrator.files.read import read_bytes
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.model import Node
 from orchestrator.tables.locate import family_of
-from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport

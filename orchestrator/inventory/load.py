@@ -21,6 +21,8 @@ from pydantic_core import ErrorDetails
 
 from orchestrator.engines import built_in, find_engine
 from orchestrator.errors import InventoryError
+from orchestrator.files.faults import MAX_TEXT, Faults, escaped, shown
+from orchestrator.files.read import read_bytes
 from orchestrator.inventory.model import (
     AiterSection,
     Defaults,
@@ -44,7 +46,6 @@ from orchestrator.inventory.values import (
     texts,
     unset_words,
 )
-from orchestrator.tables.textfiles import MAX_TEXT, Faults, escaped, read_bytes, shown
 from worker.text import did_you_mean
 
 Loc = tuple[str | int, ...]

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, WithJsonSchema
 
 from orchestrator.errors import InventoryError
-from orchestrator.tables.textfiles import shown
+from orchestrator.files.faults import shown
 from worker.text import did_you_mean
 
 REFERENCE_RE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -22,10 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.files.faults import escaped
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
 from orchestrator.report.page import fit, render_page, safe
-from orchestrator.tables.textfiles import escaped
 
 EVERY_S = 0.5
 STALE_S = 10.0

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.files.faults import escaped
+from orchestrator.files.write import write_output
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
-from orchestrator.tables.textfiles import escaped, write_output
 from orchestrator.templating import data_folder, render
 
 MAX_BYTES = 6_000_000

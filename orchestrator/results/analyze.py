@@ -20,10 +20,11 @@ import pandas as pd
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY, backend_name, order
+from orchestrator.files.cells import no_formula
+from orchestrator.files.faults import escaped
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import US, CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.textfiles import escaped, no_formula
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from worker import without_gc
 from worker.families import Column, Family

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.families import AITERS
+from orchestrator.files.cells import no_formula, utc
+from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
-from orchestrator.tables.textfiles import no_formula, utc, write_atomic, write_csv
 from orchestrator.tables.tuned import best
 from worker.families import BENCHED, Family
 from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts

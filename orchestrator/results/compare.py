@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.errors import InputError
-from orchestrator.tables.textfiles import shown
+from orchestrator.files.faults import shown
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

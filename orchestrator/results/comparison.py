@@ -21,23 +21,16 @@ import pandas as pd
 from orchestrator import clean
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
+from orchestrator.files.cells import cell, no_formula
+from orchestrator.files.faults import Faults, escaped, shown
+from orchestrator.files.read import csv_records, read_bytes
+from orchestrator.files.write import csv_text, write_output
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import ENV_FORMAT, MEASURED
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Rule, judge
 from orchestrator.results.measurements import read_header
 from orchestrator.results.rocprof import GRID, is_rocprof, timings
 from orchestrator.tables.locate import locate
-from orchestrator.tables.textfiles import (
-    Faults,
-    cell,
-    csv_records,
-    csv_text,
-    escaped,
-    no_formula,
-    read_bytes,
-    shown,
-    write_output,
-)
 from worker.families import FAMILIES, NULLS
 from worker.text import plural
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from orchestrator.configs.winners import write as write_configs
 from orchestrator.errors import OrchestratorError
+from orchestrator.files.cells import cell, no_formula, utc
+from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, redacted
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.policy import Newcomer
-from orchestrator.tables.textfiles import cell, no_formula, utc, write_atomic, write_csv
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN, Key, KeyFault, key_of, number_of
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner

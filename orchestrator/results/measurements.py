@@ -29,12 +29,14 @@ import pandas as pd
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import GUIDE_FAMILY, legal_name, owned
+from orchestrator.files.faults import Faults, escaped
+from orchestrator.files.read import decode, open_file
+from orchestrator.files.write import write_csv
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
 from orchestrator.tables.locate import family_of, locate, provenance_of
-from orchestrator.tables.textfiles import Faults, decode, escaped, open_file, write_csv
 from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner

@@ -19,13 +19,14 @@ from typing import Any, Literal, get_args
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.families import grid_point
+from orchestrator.files.read import read_json
+from orchestrator.files.write import write_atomic
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
 from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.textfiles import read_json, write_atomic
 from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel

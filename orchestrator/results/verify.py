@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from orchestrator import clean
 from orchestrator.errors import OrchestratorError
-from orchestrator.tables.textfiles import csv_text
+from orchestrator.files.write import csv_text
 from orchestrator.tables.tuned import kernel_of, number_of
 from worker.families import Family, backend_of
 

@@ -25,10 +25,11 @@ from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.files.faults import escaped
+from orchestrator.files.read import read_head
 from orchestrator.shapes.engine_log import read_engine_line, read_tunableop
 from orchestrator.shapes.model import COUNT, Key, numbers
 from orchestrator.shapes.reader import CellError, CellReader, Notes, read_shapes
-from orchestrator.tables.textfiles import escaped, read_head
 from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 

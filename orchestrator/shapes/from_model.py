@@ -45,9 +45,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.files.faults import Faults, shown
+from orchestrator.files.read import read_bytes
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.reader import MAX_INT, default_of, fixed_columns
-from orchestrator.tables.textfiles import Faults, read_bytes, shown
 from worker.families import Family
 from worker.text import did_you_mean
 

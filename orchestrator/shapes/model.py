@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
-from orchestrator.tables.textfiles import csv_text, write_output
+from orchestrator.files.write import csv_text, write_output
 from worker.families import Family
 from worker.text import plural
 

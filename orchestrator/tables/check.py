@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from orchestrator.errors import InputError, TunedDBError
+from orchestrator.files.read import read_head, text_lines
 from orchestrator.tables.kinds import (
     SHOWN,
     current_records,
@@ -29,7 +30,6 @@ from orchestrator.tables.kinds import (
 )
 from orchestrator.tables.locate import family_of, shipped_tables, table_of_others
 from orchestrator.tables.rules import REBUILD, Broken, RowRules, fix_of
-from orchestrator.tables.textfiles import read_head, text_lines
 from orchestrator.tables.tuned import (
     TAG,
     Key,

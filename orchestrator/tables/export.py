@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError, TunedDBError
+from orchestrator.files.faults import listed
+from orchestrator.files.write import write_csv
 from orchestrator.tables.kinds import SHOWN, current_records, kind_of_table, own_rows, read_records
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import REBUILD
-from orchestrator.tables.textfiles import listed, write_csv
 from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
 from worker.aiter_tree.kernels import KernelAvailability, Standing
 from worker.families import FAMILIES, Family, backend_of

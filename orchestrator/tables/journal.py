@@ -23,8 +23,8 @@ from shlex import quote
 from typing import Any
 
 from orchestrator.errors import TunedDBError
+from orchestrator.files.write import remove_dead_temporaries, sync_folder, write_atomic
 from orchestrator.tables.kinds import records_path
-from orchestrator.tables.textfiles import remove_dead_temporaries, sync_folder, write_atomic
 
 LOCK_WAIT_S = 30.0
 _STAMP = re.compile(r"(?:\.(\d+))?\.(\d{8}T\d{6}Z)(?:-(\d+))?\.(?:bak|undone)\Z")

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from orchestrator.errors import TunedDBError
+from orchestrator.files.faults import listed
+from orchestrator.files.read import MAX_BYTES, read_text
 from orchestrator.tables.policy import NUMBERS, Newcomer, identity, split_of
-from orchestrator.tables.textfiles import MAX_BYTES, listed, read_text
 from orchestrator.tables.tuned import GFX_OF_CU_NUM, KERNEL_NAMES, Place, Table, TableRow, kernel_of_stages, number_of
 from worker.families import NULLS, Family, backend_of, kernel_of_aiter, tuner_of
 from worker.text import and_more, plural

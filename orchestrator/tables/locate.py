@@ -18,10 +18,11 @@ from typing import Any, Literal
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
+from orchestrator.files.faults import MAX_FAULTS, listed
+from orchestrator.files.read import read_head
 from orchestrator.paths import RUN_RE, find_run
 from orchestrator.tables.kinds import Facts, read_records
 from orchestrator.tables.policy import SOURCE, Newcomer, identity
-from orchestrator.tables.textfiles import MAX_FAULTS, listed, read_head
 from orchestrator.tables.tuned import PROFILE_EXTRA, TAG, KeyFault, TableReader
 from worker.families import FAMILIES, Family
 from worker.text import plural

@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
+from orchestrator.files.write import csv_text
 from orchestrator.tables.journal import LOCK_WAIT_S, locked, replace, tidy
 from orchestrator.tables.kinds import (
     OWNER,
@@ -37,7 +38,6 @@ from orchestrator.tables.policy import (
     identity,
     incumbent,
 )
-from orchestrator.tables.textfiles import csv_text
 from orchestrator.tables.tuned import (
     KERNEL_NAMES,
     TAG,

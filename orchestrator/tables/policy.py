@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.tables.textfiles import cell, cell_fault, shown
+from orchestrator.files.cells import cell, cell_fault
+from orchestrator.files.faults import shown
 from orchestrator.tables.tuned import (
     TAG,
     Key,

@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
+from orchestrator.files.write import csv_text, write_atomic, write_csv
 from orchestrator.tables.check import VERDICTS, Build, check, verdict_of
 from orchestrator.tables.checkout import CHECKS, COMMANDS, Checkout, judged, run_check, run_verify
 from orchestrator.tables.export import model_names
@@ -27,7 +28,6 @@ from orchestrator.tables.locate import family_of, open_sources, provenance_of
 from orchestrator.tables.merge import csv_line, line_of
 from orchestrator.tables.policy import Action, Incumbent, Judged, Newcomer, NewcomerPool, incumbent
 from orchestrator.tables.rules import REBUILD, RowRules
-from orchestrator.tables.textfiles import csv_text, write_atomic, write_csv
 from orchestrator.tables.tuned import Key, Place, Table, best, file_order, read_table
 from orchestrator.templating import render
 from worker.families import Family

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.textfiles import MAX_BYTES, MAX_FAULTS, csv_records, listed
+from orchestrator.files.faults import MAX_FAULTS, listed
+from orchestrator.files.read import MAX_BYTES, csv_records
 from worker.families import NULLS, Column, Family
 from worker.protocol import FIELDS
 from worker.text import plural

@@ -166,7 +166,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),
     ),
     Bug(
-        "written-in-place", 9, "orchestrator/tables/textfiles.py",
+        "written-in-place", 9, "orchestrator/files/write.py",
         "os.rename(aside, target)",
         "target.write_bytes(aside.read_bytes())\n        aside.unlink()",
         "A user's file is written in place: who reads meanwhile, or a crash, sees half of it.",

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.configs.aiter import Call, Trial
 from orchestrator.configs.winners import COLUMNS, FOLDER, TABLE
-from orchestrator.tables.textfiles import write_csv
+from orchestrator.files.write import write_csv
 from tests.standins import triton_tree
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for

@@ -35,7 +35,7 @@ from worker.process import Child, Stopwatch, die_with, exit_words, write_all
 from worker.protocol import MAX_RECORD_BYTES, Spec
 from worker.text import clean
 from worker.tuners.base import Configurable, Emit, Judging, Place, Timed, Tuner, TunerFault
-from worker.tuners.catalog import TunerNotFoundError, find_tuner
+from worker.tuners.catalog import TunerNotFoundError, make_tuner
 
 UNKILLABLE_S = 5.0
 TICK_S = 0.1
@@ -269,7 +269,7 @@ def serve(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
     _offer_to_oom_killer()
     wire = Wire(fd)
     try:
-        held = find_tuner(tuner).create()
+        held = make_tuner(tuner)
         if isinstance(held, Configurable):
             held.configure(json.loads(options), place)
         timed = {"timed_canary_s": held.timed_canary_s} if isinstance(held, Timed) else {}

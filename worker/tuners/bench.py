@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.tuners.catalog import TunerSpec
-
-if TYPE_CHECKING:
-    from worker.tuners.base import Tuner
-
-
-def create() -> Tuner:
-    """A tuner that has not been opened."""
-    from worker.bench.tuner import BenchTuner
-
-    return BenchTuner()
 
 
 def _factor(options: Mapping[str, Any]) -> float:
@@ -25,7 +15,7 @@ def _factor(options: Mapping[str, Any]) -> float:
 
 SPEC = TunerSpec(
     name="bench",
-    create=create,
+    tuner_class="worker.bench.tuner:BenchTuner",
     parse_options=lambda options: None,  # the command `bench` makes them itself, and checks what was typed
     cost_factor=_factor,
     start_limits=(900.0, 300.0),  # every side is probed

@@ -9,6 +9,7 @@ A spec is cheap to import: no torch, no triton, no numpy. Standard library only.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -70,8 +71,8 @@ class TunerSpec:
 
     name: str
     """Name in `--tuner NAME`: lower-case letters, digits, hyphens (underscores in a built-in one's module)."""
-    create: Callable[[], Tuner]
-    """Makes a tuner that is not opened yet (worker/tuners/base.py). Called on the node; imports its modules then."""
+    tuner_class: str
+    """`package.module:Class` of the tuner (worker/tuners/base.py). It is imported by `make_tuner`, on the node."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_check
     """Check the options of `tune`. Raises ValueError with every fault. Called on the controller, before anything
     starts."""
@@ -150,8 +151,11 @@ def recorded_tuner(name: str) -> TunerSpec:
     try:
         return find_tuner(name)
     except TunerNotFoundError:
-        return TunerSpec(name, _not_here)
+        return TunerSpec(name, tuner_class="")
 
 
-def _not_here() -> Tuner:
-    raise TunerNotFoundError("this tuner is not installed here")
+def make_tuner(name: str) -> Tuner:
+    """A new tuner that is not opened yet. Raises TunerNotFoundError."""
+    module, _, class_name = find_tuner(name).tuner_class.partition(":")
+    tuner: Tuner = getattr(importlib.import_module(module), class_name)()
+    return tuner

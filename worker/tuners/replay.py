@@ -213,7 +213,7 @@ def pause(seconds: float, emit: Emit) -> None:
 
 SPEC = TunerSpec(
     name="replay",
-    create=ReplayTuner,
+    tuner_class="worker.tuners.replay:ReplayTuner",
     parse_options=Options.parse,
     cost_guess=CostGuess(0.001, 0.01, 0.0, 0.0, 1.0),
 )

@@ -143,7 +143,7 @@ def error_ratio(out: Any, reference: Any, m: int, n: int) -> float:
 
 SPEC = TunerSpec(
     name="numpy",
-    create=NumpyTuner,
+    tuner_class="gemmfleet_numpy:NumpyTuner",
     parse_options=parse,
     cost_guess=CostGuess(0.1, 0.1, 1e-9, 1e-7, 3.0),
     produces="own",

@@ -17,7 +17,7 @@ from tests.paths import ROOT
 from tests.support.workernode import REPO, interpreters
 
 ORDER = (
-    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
+    "ground", "files", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
     "view", "configs", "results", "leases", "controller", "bench", "report", "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""

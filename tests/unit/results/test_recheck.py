@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from orchestrator import events as ev
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
+from orchestrator.files.write import write_csv
 from orchestrator.inventory.load import load_inventory, parse_inventory, with_image
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, rows_to_check, write_rows
 from orchestrator.tables.locate import open_sources
-from orchestrator.tables.textfiles import write_csv
 from tests.support.ledger_kit import Run, ended, row, started
 from worker.protocol import TableKernel, record
 

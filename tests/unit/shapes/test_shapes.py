@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import ShapesError
 from orchestrator.families import get_family
+from orchestrator.files.faults import MAX_FAULTS
 from orchestrator.shapes.model import Shape, ShapeList, annotations_csv, render_shapes
 from orchestrator.shapes.reader import MAX_BYTES, family_of_list, read_shapes, union
-from orchestrator.tables.textfiles import MAX_FAULTS
 from tests.paths import ROOT
 from tests.support.marks import drawn
 from tests.unit.worker.test_families import TABLES

@@ -17,7 +17,7 @@ from tests.paths import ROOT
 from worker.tuners import catalog
 
 SPEC = """from worker.tuners.catalog import TunerSpec
-SPEC = TunerSpec(name="{name}", create=object, worker_package="{package}")
+SPEC = TunerSpec(name="{name}", tuner_class="their_tuner:object", worker_package="{package}")
 """
 Installer = Callable[..., None]
 
@@ -52,7 +52,7 @@ def test_a_tuner_imports_nothing_heavy_before_it_is_opened() -> None:
     assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch", "vllm")
     code = (
         "import sys\nfrom worker.tuners import catalog\n"
-        "for name in catalog.built_in():\n    catalog.find_tuner(name).create()\n"
+        "for name in catalog.built_in():\n    catalog.make_tuner(name)\n"
         "print(*{'torch', 'triton', 'numpy', 'pandas'} & set(sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

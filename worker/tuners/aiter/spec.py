@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.registry import boolean, option, parse_options, seconds, text, whole
 from worker.tuners.catalog import Flag, TunerSpec
-
-if TYPE_CHECKING:
-    from worker.tuners.base import Tuner
 
 LARGEST_BYTES = 64 << 30
 """Operands, output and float32 references above this may not fit beside AITER's copies of them."""
@@ -89,13 +86,6 @@ def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     return out
 
 
-def create() -> Tuner:
-    """A tuner that has not been opened."""
-    from worker.tuners.aiter.tuner import AiterTuner
-
-    return AiterTuner()
-
-
 def _parse(options: Mapping[str, Any]) -> object:
     parsed = Options.parse(options)
     tuner_arg_flags(parsed.tuner_args)  # raises where no script can take them
@@ -132,7 +122,7 @@ def tree_version(name: str, device: Mapping[str, Any]) -> str:
 
 SPEC = TunerSpec(
     name="aiter",
-    create=create,
+    tuner_class="worker.tuners.aiter.tuner:AiterTuner",
     software="aiter",
     parse_options=_parse,
     # 53 candidates and about 12 s a shape, a pool of processes 10 to 25 s a group (AITER's own practice on MI300 and

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.families import FAMILIES
 from worker.registry import option, parse_options, text
@@ -16,9 +16,6 @@ from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.source import SearchOptions, cost_factor, mapping_of
-
-if TYPE_CHECKING:
-    from worker.tuners.base import Tuner
 
 NAME = "aiter-triton"
 
@@ -70,20 +67,13 @@ def source_of(folder: Path, kind: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def create() -> Tuner:
-    """A tuner that has not been opened."""
-    from worker.tuners.aiter_triton.tuner import AiterTritonTuner
-
-    return AiterTritonTuner()
-
-
 def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in FAMILIES if options.get("kind") or name in BY_FAMILY)
 
 
 SPEC = TunerSpec(
     name=NAME,
-    create=create,
+    tuner_class="worker.tuners.aiter_triton.tuner:AiterTritonTuner",
     software="aiter",
     parse_options=Options.parse,
     families=_families,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,7 @@ from worker.registry import option, parse_options, seconds, whole
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 
 if TYPE_CHECKING:
-    from worker.protocol import Spec
-    from worker.tuners.base import Emit
-    from worker.tuners.common.device import Device
+    pass
 
 DEFAULT_BUDGET_S = 3.5
 
@@ -55,48 +52,9 @@ def _factor(options: Mapping[str, Any]) -> float:
     return float(options.get("budget_s_per_shape") or DEFAULT_BUDGET_S) / DEFAULT_BUDGET_S
 
 
-class TorchTuner:
-    """Measures ways to compute a GEMM in torch, on the first GPU or on the CPU."""
-
-    timed_canary_s = 0.5
-
-    def __init__(self) -> None:
-        self._device: Device  # since `open`
-        self._import_s = 0.0
-
-    def open(self) -> dict[str, Any]:
-        """Import torch and pick the device: gfx, cu_num, device, torch, threads, and the GPU runtime's version."""
-        start = time.perf_counter()
-        from worker.tuners.common.device import Device
-
-        self._device = Device()
-        self._import_s = time.perf_counter() - start
-        return self._device.info()
-
-    def canary(self) -> tuple[bool, float, str]:
-        """A product of Hadamard matrices, whose answer is known: every element must be exact."""
-        from worker.tuners.common.device import canary
-
-        return canary(self._device)
-
-    def time_canary(self) -> tuple[float, float]:
-        """Times of a product and of a copy, to compare GPUs."""
-        from worker.tuners.common.device import timed_canary
-
-        return timed_canary(self._device)
-
-    def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
-        """Tune the shapes of a spec; seconds by kind (import: only the first time). ValueError for bad options."""
-        from worker.tuners.torch.search import tune
-
-        seconds = {**tune(spec, Options.parse(spec.options), self._device, emit), "import": self._import_s}
-        self._import_s = 0.0
-        return {k: round(v, 6) for k, v in seconds.items()}
-
-
 SPEC = TunerSpec(
     name="torch",
-    create=TorchTuner,
+    tuner_class="worker.tuners.torch.tuner:TorchTuner",
     software="torch",
     parse_options=Options.parse,
     families=_families,

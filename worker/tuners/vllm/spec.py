@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from worker.registry import parse_options
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 from worker.tuners.search.source import SearchOptions, cost_factor
-
-if TYPE_CHECKING:
-    from worker.tuners.base import Tuner
 
 NAME = "vllm"
 FAMILIES = ("a8w8_blockscale", "fmoe")
 
 
-def create() -> Tuner:
-    """A tuner that has not been opened."""
-    from worker.tuners.vllm.tuner import EngineTuner
-
-    return EngineTuner()
-
-
 SPEC = TunerSpec(
     name=NAME,
-    create=create,
+    tuner_class="worker.tuners.vllm.tuner:EngineTuner",
     software="vllm",
     parse_options=lambda raw: parse_options(SearchOptions, NAME, raw),
     families=lambda options: FAMILIES,

@@ -8,7 +8,7 @@ from typing import Any
 
 from worker.device import identify
 from worker.protocol import Row, Spec
-from worker.tuners.base import Emit, Place, Tuner
+from worker.tuners.base import Emit, Place
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
 
@@ -63,13 +63,9 @@ class PlainTuner:
         return {"measure": time.perf_counter() - began}
 
 
-def create() -> Tuner:
-    return PlainTuner()
-
-
 SPEC = TunerSpec(
     name="plain",
-    create=create,
+    tuner_class="worker.tuners.plain:PlainTuner",
     parse_options=parse,
     cost_guess=CostGuess(0.1, 0.1, 1e-8, 0.0, 1.0),
     flags=(Flag("rounds", "--rounds", int, "Timed runs of a candidate.", minimum=1),),

@@ -14,12 +14,13 @@ import torch
 
 from worker.protocol import FIELDS, Row, Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit
-from worker.tuners.catalog import find_tuner
+from worker.tuners.catalog import make_tuner
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.operands import error_ratio, widen_rows
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.torch.search import Operands, Search, Spent, Weights
-from worker.tuners.torch.spec import Options, TorchTuner
+from worker.tuners.torch.spec import Options
+from worker.tuners.torch.tuner import TorchTuner
 from worker.tuners.torch.variants import Candidate, Variant, Workspace, variants
 
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
@@ -48,7 +49,7 @@ class Log:
 
 @pytest.fixture(scope="module")
 def tuner() -> TorchTuner:
-    made = find_tuner("torch").create()
+    made = make_tuner("torch")
     assert isinstance(made, TorchTuner)
     info = made.open()
     assert {"gfx", "cu_num", "device", "torch", "threads"} <= set(info)
