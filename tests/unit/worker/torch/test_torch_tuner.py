@@ -374,7 +374,7 @@ def test_the_budget_has_a_hard_limit() -> None:
 
 
 def test_a_winner_is_named_and_has_a_margin() -> None:
-    (won,) = search(slow(20e-3), slow(60e-3), slow(160e-3)).of("shape_tuned")
+    (won,) = search(slow(60e-3), slow(80e-3), slow(240e-3)).of("shape_tuned")
     assert won["candidate"] == ["torch_c0_t1"]
     assert set(won["row"]) == {f.name for f in FIELDS if f.column} | {"margin"}
     assert won["row"]["margin"] > 0
