@@ -1,0 +1,152 @@
+"""Every weight of a model, from the model's own class in transformers: `python -m orchestrator.shapes.model_class`.
+
+The class is made on torch's meta device, where weights have sizes and no memory. This module runs in a child process,
+because a class is not our code: it reads a config as JSON from standard input and writes a listing or a fault as JSON.
+It knows nothing of servers; `serving.py` says what they make of the weights.
+
+    {"version": "5.24.0", "model_type": "llama", "config": {"hidden_size": 4096, ...}, "weights": [
+        {"path": "model.layers.0.self_attn.q_proj", "kind": "Linear", "shape": [4096, 4096], "bias": false,
+         "sizes": {"head_dim": 128}}, ...]}
+
+`sizes`: numbers of the module that holds the weight's module, which say how a server splits it. `shape`: as the module
+stores it; `transposed`: whether that is (input, output). None: the class does not say it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MAX_MEMORY = 8 * 2**30
+"""Bytes of data. The address space has no limit, because a CUDA build of torch maps tens of gigabytes."""
+ALIASES = {"kimi_k2": "deepseek_v3"}
+"""Model types with another type's class. kimi_k2: its config.json has `architectures: [DeepseekV3ForCausalLM]`."""
+TRANSPOSED = {"Llama4TextExperts": True}
+"""Classes of experts that do not say how they store weights. Llama 4 calls torch.bmm(hidden, gate_up_proj)."""
+# keys that would load code, choose a kernel from the hub, or quantise the weights
+DROPPED = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "architectures")
+
+
+class ClassError(Exception):
+    """The class cannot be made of this config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter of two dimensions or more. `path` is its module's, without `.weight`."""
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]
+    bias: bool = False
+    transposed: bool | None = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The weights of a model. `version` is that of transformers; `config` has the values of the class's config."""
+
+    version: str
+    model_type: str
+    config: Mapping[str, Any]
+    weights: tuple[Weight, ...]
+
+
+def is_installed() -> bool:
+    """Whether torch and transformers can be imported; they are not imported."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def list_weights(raw: Mapping[str, Any]) -> Listing:
+    """Make the model's class and list its weights. Raises ClassError, or what the class raises."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    config = make_config(without_dropped(raw), raw.get("architectures"))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", trust_remote_code=False
+        )
+    weights = [weight for path, module in model.named_modules() for weight in module_weights(model, path, module)]
+    values = {name: value for name, value in config.to_dict().items() if isinstance(value, (int, float, str, list))}
+    # the names that this type has for common sizes, such as n_embd for hidden_size
+    values |= {name: getattr(config, name) for name in config.attribute_map if hasattr(config, name)}
+    return Listing(transformers.__version__, str(config.model_type), values, tuple(weights))
+
+
+def without_dropped(value: Any) -> Any:
+    """The config without names that start with `_` and those of DROPPED, at every depth."""
+    if isinstance(value, Mapping):
+        return {
+            name: without_dropped(inner)
+            for name, inner in value.items()
+            if not name.startswith("_") and name not in DROPPED
+        }
+    return value
+
+
+def make_config(raw: Mapping[str, Any], architectures: Any) -> Any:
+    """The config of the text model: by model_type, else by the class's name in `architectures`, else by an alias."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
+
+    model_type = str(raw.get("model_type"))
+    if model_type not in transformers.CONFIG_MAPPING:
+        named = architectures[0] if isinstance(architectures, list) and architectures else None
+        # the first of the types that share a class is the one that the class was written for
+        same_class = [kind for kind, name in classes.items() if name == named]
+        known = ALIASES.get(model_type) or next(iter(same_class), None)
+        if known is None:
+            raise ClassError(f"transformers {transformers.__version__} has no class for model type {model_type[:60]}")
+        model_type = known
+    config_class = transformers.CONFIG_MAPPING[model_type]
+    config = config_class(**{name: value for name, value in raw.items() if name != "model_type"})
+    return config.get_text_config()
+
+
+def module_weights(model: Any, path: str, module: Any) -> list[Weight]:
+    """The weights that a module holds itself, without those of modules within it."""
+    owner = model.get_submodule(path.rpartition(".")[0])
+    kind, found = type(module).__name__, list[Weight]()
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.dim() < 2:
+            continue
+        is_weight = name == "weight"
+        holder = owner if is_weight else module
+        sizes = {key: value for key, value in vars(holder).items() if type(value) is int}
+        sizes |= {key: value for key, value in vars(module).items() if key == "n_groups" and type(value) is int}
+        transposed = kind == "Conv1D"
+        if parameter.dim() == 3:
+            transposed = getattr(module, "is_transposed", TRANSPOSED.get(kind))
+        bias = getattr(module, "bias" if is_weight else f"{name}_bias", None) is not None
+        whole = path if is_weight else f"{path}.{name}"
+        found.append(Weight(whole, kind, tuple(parameter.shape), bias, transposed, sizes))
+    return found
+
+
+def main() -> None:
+    """Answer one request: a line of JSON with `listing`, or with `fault` in words."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
+    # a class may print; the answer has the real standard output to itself
+    answer_stream, sys.stdout = sys.stdout, sys.stderr
+    try:
+        answer: dict[str, Any] = {"listing": asdict(list_weights(json.load(sys.stdin)))}
+    except ClassError as e:
+        answer = {"fault": str(e)}
+    except Exception as e:  # noqa: BLE001 - a model's class is not our code and may raise anything
+        lines = str(e).strip().splitlines() or [""]
+        answer = {"fault": f"the class of this model type does not take the config: {type(e).__name__}: {lines[0]}"}
+    json.dump(answer, answer_stream)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,430 @@
+"""What a server makes of a model's weights: which neighbours are one GEMM, and which part of it a rank has.
+
+The only knowledge of models that is ours. Names of modules decide: a block is a module that holds projections, such as
+`self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no form is
+unknown: its weights are named and not listed, because a server may fuse the one that we do not know.
+
+M is the number of tokens, N output features, K input features. `COLUMNS` splits N over the ranks, `ROWS` splits K,
+`WHOLE` is the same on every rank. `HEADS` is q, k and v in one: key-value heads are copied where there are fewer than
+ranks (`QKVParallelLinear` in vLLM's layers/linear.py).
+
+Sources: vLLM 0.33, `model_executor/models/` (llama, deepseek_v2, qwen3_next, granitemoehybrid, nemotron_h, lfm2, falcon,
+gpt2, phi3, bloom), `models/deepseek_v4/{attention,compressor}.py`, `models/deepseek_v32/attention.py`,
+`layers/vocab_parallel_embedding.py`, `layers/mamba/{mamba_mixer2,mamba_utils}.py`; SGLang 0.5.23 agrees where a form has
+no remark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.errors import InputError
+from orchestrator.shapes.model_class import Listing, Weight
+from worker.text import plural
+
+Split = Literal["columns", "rows", "whole", "heads", "mamba", "groups", "vocabulary"]
+MAX_INT = 2**31 - 1
+VOCABULARY_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE), SGLang too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A GEMM of a block. `parts`: the projections that are one weight in the server.
+
+    `form`: "" is listed always; "fused" and "apart" are two ways to run the same weights: vLLM has the fused one.
+    `is_quantised`: whether a server quantises it when the model is quantised.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    split: Split
+    form: Literal["", "fused", "apart"] = ""
+    is_quantised: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The GEMMs of blocks whose module has one of the names `blocks`. `unlisted`: projections without a GEMM."""
+
+    blocks: tuple[str, ...]
+    gemms: tuple[Gemm, ...]
+
+    @property
+    def projections(self) -> frozenset[str]:
+        """Names of all projections that a block of this form has."""
+        return frozenset(part for gemm in self.gemms for part in gemm.parts)
+
+
+ATTENTION = ("self_attn", "attention", "attn", "self_attention", "mixer")
+MLP = ("mlp", "feed_forward", "mlps", "mixer", "moe", "block_sparse_moe")
+SHARED = ("shared_experts", "shared_expert", "shared_mlp")
+QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def attention(qkv: tuple[str, ...], out: str) -> Form:
+    """Attention with q, k and v in one GEMM."""
+    return Form(ATTENTION, (Gemm("qkv", qkv, "heads"), Gemm("o", (out,), "rows")))
+
+
+def latent_attention(*q: Gemm) -> Form:
+    """Multi-head latent attention (DeepSeek-V2 report, section 2.1). `kv_a` alone is the GEMM of stacks that do not
+    fuse q_a with it, and of models without q_a."""
+    kv_a = Gemm("kv_a", ("kv_a_proj_with_mqa",), "whole", "apart" if len(q) > 1 else "")
+    return Form(ATTENTION, (*q, kv_a, Gemm("kv_b", ("kv_b_proj",), "columns"), Gemm("o", ("o_proj",), "rows")))
+
+
+def mlp(blocks: tuple[str, ...], prefix: str, up: tuple[str, ...], down: str) -> Form:
+    """An MLP. With a gate its up projection is one GEMM of twice the width."""
+    has_gate = len(up) > 1 or up[0] in ("gate_up_proj", "input_linear")
+    first = Gemm(f"{prefix}{'gate_up' if has_gate else 'up'}", up, "columns")
+    return Form(blocks, (first, Gemm(f"{prefix}down", (down,), "rows")))
+
+
+FORMS = (
+    attention(QKV, "o_proj"),
+    attention(QKV, "out_proj"),  # LFM2
+    attention(QKV, "dense"),  # Phi
+    attention(("qkv_proj",), "o_proj"),  # Phi-3
+    attention(("query_key_value",), "dense"),  # Falcon, Bloom, GPT-NeoX
+    attention(("c_attn",), "c_proj"),  # GPT-2
+    latent_attention(
+        Gemm("q_a", ("q_a_proj",), "whole", "apart"),
+        Gemm("q_kv_a", ("q_a_proj", "kv_a_proj_with_mqa"), "whole", "fused"),
+        Gemm("q_b", ("q_b_proj",), "columns"),
+    ),
+    latent_attention(Gemm("q", ("q_proj",), "columns")),
+    # DeepSeek-V4: fused_wqa_wkv, wq_b, wo_a (a batched GEMM, a group a batch), wo_b
+    Form(
+        ("self_attn",),
+        (
+            Gemm("q_kv_a", ("q_a_proj", "kv_proj"), "whole"),
+            Gemm("q_b", ("q_b_proj",), "columns"),
+            Gemm("o_a", ("o_a_proj",), "groups"),
+            Gemm("o_b", ("o_b_proj",), "rows"),
+        ),
+    ),
+    # fused_wkv_wgate of DeepSeek-V4's compressor is not quantised; nor is weights_proj of its indexer
+    Form(("compressor",), (Gemm("compressor_kv_gate", ("kv_proj", "gate_proj"), "whole", is_quantised=False),)),
+    Form(
+        ("indexer",),
+        (
+            Gemm("index_kv_gate", ("kv_proj", "gate_proj"), "whole", is_quantised=False),
+            Gemm("index_q", ("q_b_proj",), "whole"),
+        ),
+    ),
+    Form(("scorer",), (Gemm("index_weights", ("weights_proj",), "whole", is_quantised=False),)),
+    # DeepSeek-V3.2 and GLM-5: wk and weights_proj are one GEMM in 16 bits
+    Form(
+        ("indexer",),
+        (
+            Gemm("index_q", ("wq_b",), "whole"),
+            Gemm("index_k", ("wk", "weights_proj"), "whole", is_quantised=False),
+        ),
+    ),
+    # gated delta net of Qwen3-Next, and of Qwen3.5, which stores the same weights in four
+    Form(
+        ("linear_attn",),
+        (
+            Gemm("in_qkvz", ("in_proj_qkvz",), "columns"),
+            Gemm("in_ba", ("in_proj_ba",), "columns", is_quantised=False),
+            Gemm("gdn_o", ("out_proj",), "rows"),
+        ),
+    ),
+    Form(
+        ("linear_attn",),
+        (
+            Gemm("in_qkvz", ("in_proj_qkv", "in_proj_z"), "columns"),
+            Gemm("in_ba", ("in_proj_b", "in_proj_a"), "columns", is_quantised=False),
+            Gemm("gdn_o", ("out_proj",), "rows"),
+        ),
+    ),
+    # Mamba-2
+    Form(("mamba", "mixer"), (Gemm("mamba_in", ("in_proj",), "mamba"), Gemm("mamba_out", ("out_proj",), "rows"))),
+    mlp(MLP, "", ("gate_proj", "up_proj"), "down_proj"),
+    mlp(MLP, "", ("gate_up_proj",), "down_proj"),
+    mlp(MLP, "", ("up_proj",), "down_proj"),
+    mlp(MLP, "", ("w1", "w3"), "w2"),  # LFM2
+    mlp(MLP, "", ("fc1",), "fc2"),
+    mlp(MLP, "", ("c_fc",), "c_proj"),
+    mlp(MLP, "", ("dense_h_to_4h",), "dense_4h_to_h"),
+    mlp(SHARED, "shared_", ("gate_proj", "up_proj"), "down_proj"),
+    mlp(SHARED, "shared_", ("up_proj",), "down_proj"),
+    mlp(SHARED, "shared_", ("input_linear",), "output_linear"),  # Granite 4
+    *(
+        Form((block,), (Gemm("router", (name,), "whole", is_quantised=False),))
+        for block, name in (
+            *((block, name) for block in MLP for name in ("gate", "router")),
+            ("router", "classifier"),  # LongCat, with its experts that compute nothing
+            ("router", "gate"),  # AFMoE
+            ("gate", "wg"),  # Hunyuan
+        )
+    ),
+    # the gate of a shared expert has one output
+    Form(
+        ("mlp",),
+        (
+            Gemm("router", ("gate",), "whole", is_quantised=False),
+            Gemm("shared_gate", ("shared_expert_gate",), "whole", is_quantised=False),
+        ),
+    ),
+)
+# GEMMs whose columns are whole heads -> the numbers of those heads in their block
+HEADS = {
+    **dict.fromkeys(("q", "q_b", "kv_b"), ("num_heads",)),
+    **dict.fromkeys(("in_qkvz", "in_ba"), ("num_k_heads", "num_v_heads")),
+}
+HEAD = Gemm("lm_head", ("lm_head",), "vocabulary", is_quantised=False)
+# parameters that no GEMM reads, by the class of their module or by their own name
+NO_GEMM = re.compile(r"Embedding|Conv\dd|Norm")
+NO_GEMM_NAMES = re.compile(r"(?:_bias|bias|A_log)\Z|embed_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One kind of GEMM of a rank. `b`: the size of the batch; 0: the GEMM is not batched. `count`: how often a rank
+    runs it in one forward pass. `paths`: the weights of each of those."""
+
+    gemm: Gemm
+    n: int
+    k: int
+    b: int
+    bias: bool
+    paths: tuple[tuple[str, ...], ...]
+
+    @property
+    def name(self) -> str:
+        """The name that --layers knows."""
+        return self.gemm.name
+
+    @property
+    def count(self) -> int:
+        """How often a rank runs it in one forward pass."""
+        return len(self.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts of some layers, as the class has them. `has_gate`: up and gate are one weight."""
+
+    model_dim: int
+    inter_dim: int
+    experts: int
+    has_gate: bool
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The GEMMs of a model's blocks, the same for each number of ranks, and the weights that no form places.
+
+    `blocks`: (form's GEMM, its weights) of each block, in the order of the model.
+    """
+
+    listing: Listing
+    gemms: tuple[tuple[Gemm, tuple[Weight, ...]], ...]
+    experts: tuple[Experts, ...]
+    shared_inter: int
+    unknown: tuple[Weight, ...]
+
+
+def place(listing: Listing) -> Placed:
+    """Find the form of each block. Raises InputError where the model has no GEMM of a decoder that we know."""
+    blocks: dict[str, dict[str, Weight]] = defaultdict(dict)
+    experts, unknown, gemms = list[Weight](), list[Weight](), list[tuple[Gemm, tuple[Weight, ...]]]()
+    for weight in listing.weights:
+        block, _, name = weight.path.rpartition(".")
+        if NO_GEMM.search(weight.kind) or NO_GEMM_NAMES.search(name):
+            continue
+        if block.rpartition(".")[2] == "experts":
+            experts.append(weight)
+        else:
+            blocks[block][name] = weight
+    for block, weights in blocks.items():
+        found = form_of(block, weights)
+        if found is None:
+            unknown += weights.values()
+        else:
+            gemms += [(gemm, tuple(weights[part] for part in gemm.parts)) for gemm in found]
+    known, strange = place_experts(experts)
+    if not any(gemm.split in ("heads", "rows") for gemm, _ in gemms):
+        raise InputError(f"model type {listing.model_type}: no GEMM of a decoder layer is known, so nothing is listed")
+    shared = {g.name: w for g, w in gemms}.get("shared_down", ())
+    inter = shared[0].shape[1] if shared else 0
+    return Placed(listing, tuple(gemms), tuple(known), inter, (*unknown, *strange))
+
+
+def form_of(block: str, weights: Mapping[str, Weight]) -> tuple[Gemm, ...] | None:
+    """The GEMMs of a block, None where no form has exactly its projections."""
+    if list(weights) == ["lm_head"]:
+        return (HEAD,)
+    names = [word for word in block.split(".") if not word.isdigit()]
+    for form in FORMS:
+        if names and names[-1] in form.blocks and form.projections == weights.keys():
+            return form.gemms if fits_form(form, weights) else None
+    return None
+
+
+def fits_form(form: Form, weights: Mapping[str, Weight]) -> bool:
+    """Whether the sizes are those that the form's splits rest on."""
+    if any(len(weight.shape) != 2 for weight in weights.values()):
+        return False
+    return all(is_mamba_2(weights[gemm.parts[0]]) for gemm in form.gemms if gemm.split == "mamba")
+
+
+def place_experts(weights: Iterable[Weight]) -> tuple[list[Experts], list[Weight]]:
+    """(experts of equal sizes with the layers that have them, weights of experts of a kind that is not known)."""
+    by_block: dict[str, dict[str, Weight]] = defaultdict(dict)
+    for weight in weights:
+        block, _, name = weight.path.rpartition(".")
+        by_block[block][name] = weight
+    found: dict[tuple[int, int, int, bool], list[str]] = defaultdict(list)
+    strange = list[Weight]()
+    for block, parts in by_block.items():
+        sizes = expert_sizes(parts)
+        if sizes is None:
+            strange += parts.values()
+        else:
+            found[sizes].append(block)
+    return [Experts(*sizes, tuple(paths)) for sizes, paths in found.items()], strange
+
+
+def expert_sizes(parts: Mapping[str, Weight]) -> tuple[int, int, int, bool] | None:
+    """(model_dim, inter_dim, experts, whether they have a gate), None where the class does not say how it stores them.
+
+    LongCat's `gate_up_proj` has rows for experts that compute nothing; `down_proj` has the real ones only.
+    """
+    has_gate = "gate_up_proj" in parts
+    up, down = parts.get("gate_up_proj" if has_gate else "up_proj"), parts.get("down_proj")
+    is_known = up and down and len(parts) == 2 and len(up.shape) == len(down.shape) == 3
+    if not is_known or up is None or down is None or up.transposed is None or up.transposed != down.transposed:
+        return None
+    (outputs, inputs), (model_dim, inter) = up.shape[1:], down.shape[1:]
+    if up.transposed:
+        outputs, inputs, model_dim, inter = inputs, outputs, inter, model_dim
+    fits = inputs == model_dim and outputs == inter * (2 if has_gate else 1)
+    return (model_dim, inter, down.shape[0], has_gate) if fits else None
+
+
+def rank_layers(placed: Placed, tp: int) -> list[Layer]:
+    """Every GEMM of one rank of `tp`, in the order of the model. Raises InputError where `tp` does not fit."""
+    found: dict[tuple[Gemm, int, int, int, bool], list[tuple[str, ...]]] = defaultdict(list)
+    faults = Counter[str]()
+    for gemm, weights in placed.gemms:
+        try:
+            b, n, k = rank_sizes(placed, gemm, weights, tp)
+        except InputError as e:
+            faults.update(e.faults)
+            continue
+        if not all(0 < size <= MAX_INT for size in (n, k)):
+            faults[f"{gemm.name} would have N {n} and K {k}: sizes are from 1 to {MAX_INT}"] += 1
+        found[gemm, n, k, b, weights[0].bias].append(tuple(weight.path for weight in weights))
+        if gemm.name == "kv_b":
+            for absorbed, size in absorbed_products(weights[0], tp).items():
+                found[absorbed, size[1], size[2], size[0], False].append((weights[0].path,))
+    if faults:
+        raise InputError(list(faults))
+    return [Layer(*key, tuple(paths)) for key, paths in found.items()]
+
+
+def rank_sizes(placed: Placed, gemm: Gemm, weights: tuple[Weight, ...], tp: int) -> tuple[int, int, int]:
+    """(B, N, K) of a rank; B 0: not batched."""
+    sizes = [weight.shape[::-1] if weight.transposed else weight.shape for weight in weights]
+    n, k = sum(size[0] for size in sizes), sizes[0][1]
+    if gemm.split == "whole":
+        return 0, n, k
+    if gemm.split == "vocabulary":
+        padded = -(-n // VOCABULARY_PADDING) * VOCABULARY_PADDING
+        return 0, -(-padded // tp), k
+    if gemm.split == "rows":
+        return 0, n, divided(k, tp, f"the width {k} of {gemm.name}")
+    if gemm.split == "heads":
+        return 0, rank_heads(placed, weights, [size[0] for size in sizes], tp), k
+    if gemm.split == "mamba":
+        return 0, rank_mamba(weights[0], tp), k
+    if gemm.split == "groups":
+        groups = weights[0].sizes["n_groups"]
+        return divided(groups, tp, f"the {groups} groups of {gemm.name}"), n // groups, k
+    for name in HEADS.get(gemm.name, ()):
+        heads = weights[0].sizes.get(name, 1)
+        divided(heads, tp, f"the {heads} heads of {gemm.name}")
+    for weight, size in zip(weights, sizes, strict=True):
+        divided(size[0], tp, f"the width {size[0]} of {weight.path.rpartition('.')[2]}")
+    return 0, n // tp, k
+
+
+def divided(number: int, tp: int, what: str) -> int:
+    """A rank's share. Raises InputError where it is not whole."""
+    if number % tp:
+        raise InputError(f"--tp {tp} does not divide {what}")
+    return number // tp
+
+
+def rank_heads(placed: Placed, weights: tuple[Weight, ...], rows: list[int], tp: int) -> int:
+    """N of q, k and v in one, with a copy of a key-value head where there are fewer than ranks.
+
+    q may be twice as wide as its heads, where a gate comes with it (Qwen3-Next).
+    """
+    config = placed.listing.config
+    heads = int(config["num_attention_heads"])
+    head_dim = weights[0].sizes.get("head_dim") or int(config["hidden_size"]) // heads
+    q = rows[0] if len(rows) == 3 else heads * head_dim
+    kv_rows = rows[1] if len(rows) == 3 else (rows[0] - q) // 2
+    kv_heads = kv_rows // head_dim
+    if q + 2 * kv_rows != sum(rows) or not kv_heads or kv_heads * head_dim != kv_rows or q % (heads * head_dim):
+        raise InputError(f"q, k and v of {rows} rows do not fit {heads} heads of {head_dim}")
+    divided(heads, tp, f"the {heads} attention heads")
+    if kv_heads % tp and tp % kv_heads:
+        raise InputError(f"--tp {tp} and {kv_heads} key-value heads: neither divides the other")
+    return q // tp + 2 * max(kv_heads // tp, 1) * head_dim
+
+
+def mamba_sizes(weight: Weight) -> tuple[int, int, int, int]:
+    """(inner width, heads, state, groups) of the block."""
+    names = ("intermediate_size", "num_heads", "ssm_state_size", "n_groups")
+    inner, heads, state, groups = (weight.sizes.get(name, 0) for name in names)
+    return inner, heads, state, groups
+
+
+def is_mamba_2(weight: Weight) -> bool:
+    """Whether in_proj has a gate and x, B and C of each group, and a step size a head."""
+    inner, heads, state, groups = mamba_sizes(weight)
+    return groups > 0 and weight.shape[0] == 2 * inner + 2 * groups * state + heads
+
+
+def rank_mamba(weight: Weight, tp: int) -> int:
+    """N of Mamba-2's in_proj. One group is copied to each rank; several must be a multiple of the ranks (vLLM's
+    mamba_mixer2.py asserts it)."""
+    inner, heads, state, groups = mamba_sizes(weight)
+    if groups > 1:
+        divided(groups, tp, f"the {groups} groups of mamba_in")
+    divided(heads, tp, f"the {heads} heads of mamba_in")
+    return 2 * inner // tp + 2 * max(groups // tp, 1) * state + heads // tp
+
+
+def absorbed_products(kv_b: Weight, tp: int) -> dict[Gemm, tuple[int, int, int]]:
+    """(B, N, K) of the two batched GEMMs that stand for kv_b in decoding (DeepSeek-V2 report, section 2.1.2)."""
+    heads, rank = kv_b.sizes["num_heads"] // tp, kv_b.shape[1]
+    v = kv_b.sizes["v_head_dim"]
+    nope = kv_b.shape[0] // kv_b.sizes["num_heads"] - v
+    absorb_k, absorb_v = (Gemm(name, ("kv_b_proj",), "columns", "apart") for name in ("absorb_k", "absorb_v"))
+    return {absorb_k: (heads, rank, nope), absorb_v: (heads, v, rank)}
+
+
+def name_of(weight: Weight) -> str:
+    """The name that --layers has for a weight that no form places: its path within a layer."""
+    return re.split(r"\.\d+\.", weight.path)[-1]
+
+
+def describe_unknown(placed: Placed) -> list[str]:
+    """A sentence about each kind of weight that no form places."""
+    kinds = Counter((name_of(weight), weight.shape) for weight in placed.unknown)
+    return [
+        f"not listed: {name} {'x'.join(map(str, shape))} ({plural(n, 'weight')}), because gemmfleet does not know how a"
+        f" server runs it; --layers {name} lists it as it is"
+        for (name, shape), n in kinds.items()
+    ]
