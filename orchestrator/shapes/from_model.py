@@ -194,9 +194,7 @@ def expert_shapes(
 ) -> ModelShapes:
     """The fused experts of one rank. Where `ep` does not divide the experts, the first ranks have one more."""
     if not model.placed.experts:
-        raise InputError(
-            f"model type {model.model_type} has no experts that gemmfleet knows, so family fmoe has no shapes"
-        )
+        raise InputError(f"model type {model.model_type} has no experts, so family fmoe has no shapes of it")
     fixed = checked_columns(family, columns)
     notes = [*model.notes, *describe_unknown(model.placed)]
     calls, words = Counter[Key](), list[tuple[str, str]]()
@@ -205,10 +203,8 @@ def expert_shapes(
         for sizes in rank_experts(model, experts, ranks):
             for m in ms:
                 calls[family_key(family, {**sizes, **values, "token": m})] += len(experts.paths)
-            sizes_in_words = "model_dim {model_dim}, inter_dim {inter_dim}, {expert} experts, top {topk}".format(
-                **sizes
-            )
-            words.append(("experts", f"{sizes_in_words}, {len(experts.paths)} times"))
+            text = "model_dim {model_dim}, inter_dim {inter_dim}, {expert} experts, top {topk}".format(**sizes)
+            words.append(("experts", f"{text}, {len(experts.paths)} times"))
         if values["q_dtype_w"] == FP4 and any(sizes[name] % 256 for name in ("model_dim", "inter_dim")):
             notes.append("serving stacks pad the experts of FP4 models to a multiple of 256: check with a capture")
     if model.placed.shared_inter and not ranks.fuse_shared:

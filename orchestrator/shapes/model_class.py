@@ -69,12 +69,10 @@ def list_weights(raw: Mapping[str, Any]) -> Listing:
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
     config = make_config(without_dropped(raw), raw.get("architectures"))
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", trust_remote_code=False
-        )
+        auto: Any = transformers.AutoModelForCausalLM  # without types
+        model = auto.from_config(config, attn_implementation="eager", trust_remote_code=False)
     weights = [weight for path, module in model.named_modules() for weight in module_weights(model, path, module)]
     values = {name: value for name, value in config.to_dict().items() if isinstance(value, (int, float, str, list))}
     # the names that this type has for common sizes, such as n_embd for hidden_size
@@ -123,7 +121,7 @@ def module_weights(model: Any, path: str, module: Any) -> list[Weight]:
         holder = owner if is_weight else module
         sizes = {key: value for key, value in vars(holder).items() if type(value) is int}
         sizes |= {key: value for key, value in vars(module).items() if key == "n_groups" and type(value) is int}
-        transposed = kind == "Conv1D"
+        transposed: bool | None = kind == "Conv1D"
         if parameter.dim() == 3:
             transposed = getattr(module, "is_transposed", TRANSPOSED.get(kind))
         bias = getattr(module, "bias" if is_weight else f"{name}_bias", None) is not None
@@ -134,7 +132,7 @@ def module_weights(model: Any, path: str, module: Any) -> list[Weight]:
 
 def main() -> None:
     """Answer one request: a line of JSON with `listing`, or with `fault` in words."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
     # a class may print; the answer has the real standard output to itself
     answer_stream, sys.stdout = sys.stdout, sys.stderr

@@ -86,30 +86,25 @@ def read_model(path: str | Path, *, quantised: bool = True, ask: AskClass | None
         topk = experts_per_token(listing.config) if placed.experts else 0
     except InputError as e:
         raise InputError([f"{file}: {fault}" for fault in e.faults]) from e
-    act = activation(listing)
-    return Model(
-        placed, quantisation, f"torch.{dtype.removeprefix('torch.')}", act, topk, tuple(notes_on(text, listing))
-    )
+    dtype = f"torch.{dtype.removeprefix('torch.')}"
+    return Model(placed, quantisation, dtype, activation(listing), topk, tuple(notes_on(text, listing)))
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object of a file. Raises InputError."""
-    faults = Faults(file)
+    fault, line = "holds no JSON object", None
     try:
         raw = json.loads(read_bytes(file, MAX_BYTES, InputError))
         if isinstance(raw, dict) and depth_within(raw, MAX_DEPTH):
             return raw
-        faults.add(
-            "holds no JSON object; a model's config.json is wanted"
-            if not isinstance(raw, dict)
-            else "is nested too deeply for a model's config.json"
-        )
     except UnicodeDecodeError:
-        faults.add("is no UTF-8 text; a model's config.json is wanted")
+        fault = "is no UTF-8 text"
     except json.JSONDecodeError as e:
-        faults.add(f"is no JSON ({str(e).split(':')[0]}); a model's config.json is wanted", line=e.lineno)
-    except (RecursionError, ValueError) as e:
-        faults.add(f"is no JSON ({str(e)[:60]}); a model's config.json is wanted")
+        fault, line = f"is no JSON ({str(e).split(':')[0]})", e.lineno
+    except (RecursionError, ValueError) as e:  # ValueError: a number of more than 4300 digits
+        fault = f"is no JSON that can be read ({str(e)[:60]})"
+    faults = Faults(file)
+    faults.add(f"{fault}; a model's config.json is wanted", line=line)
     faults.raise_as(InputError)
     raise AssertionError  # there was a fault
 

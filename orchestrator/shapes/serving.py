@@ -8,10 +8,9 @@ M is the number of tokens, N output features, K input features. `COLUMNS` splits
 `WHOLE` is the same on every rank. `HEADS` is q, k and v in one: key-value heads are copied where there are fewer than
 ranks (`QKVParallelLinear` in vLLM's layers/linear.py).
 
-Sources: vLLM 0.33, `model_executor/models/` (llama, deepseek_v2, qwen3_next, granitemoehybrid, nemotron_h, lfm2, falcon,
-gpt2, phi3, bloom), `models/deepseek_v4/{attention,compressor}.py`, `models/deepseek_v32/attention.py`,
-`layers/vocab_parallel_embedding.py`, `layers/mamba/{mamba_mixer2,mamba_utils}.py`; SGLang 0.5.23 agrees where a form has
-no remark.
+Sources: vLLM 0.33, `model_executor/models/` (llama, deepseek_v2, qwen3_next, granitemoehybrid, nemotron_h, lfm2,
+falcon, gpt2, phi3, bloom), `models/deepseek_v4/{attention,compressor}.py`, `models/deepseek_v32/attention.py`,
+`layers/vocab_parallel_embedding.py`, `layers/mamba/{mamba_mixer2,mamba_utils}.py`; SGLang 0.5.23 agrees.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The shapes of one rank whose Triton config files vLLM looks up: block-FP8 linear layers and fused experts.
 
-The rules are vLLM 0.33's: `fp8.py` and `layers/linear.py` for blocks that a rank must have whole, `fused_moe/config.py`,
-`oracle/fp8.py` and `expert_map_manager.py` for experts. vLLM pads the experts' width for other kernels than Triton's
+The rules are vLLM 0.33's: `fp8.py` and `layers/linear.py` for whole blocks, `fused_moe/config.py`, `oracle/fp8.py` and `expert_map_manager.py` for experts. vLLM pads the experts' width for other kernels than Triton's
 only. For Triton it makes the blocks of the scales smaller where a block does not divide a rank's width; no family has
 such blocks.
 """
@@ -67,8 +66,8 @@ def broken_blocks(model: Model, ranks: Ranks) -> str:
         known = {None, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR}
         if not schemes <= known:
             raise InputError(
-                f"the model is quantised with {model.quantisation.method}: only vLLM's config files for bf16 experts can"
-                f" be tuned, and those for fp8 with blocks of {BLOCK} x {BLOCK} or without"
+                f"the model is quantised with {model.quantisation.method}: only vLLM's config files for bf16 experts"
+                f" can be tuned, and those for fp8 with blocks of {BLOCK} x {BLOCK} or without"
             )
         width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
         if FP8_BLOCK not in schemes or not width % BLOCK:
