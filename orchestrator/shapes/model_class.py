@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+"""Names of a language model's part in the config of a multimodal one."""
 MAX_MEMORY = 8 * 2**30
 """Bytes of data. The address space has no limit, because a CUDA build of torch maps tens of gigabytes."""
 ALIASES = {"kimi_k2": "deepseek_v3"}
@@ -30,7 +32,7 @@ ALIASES = {"kimi_k2": "deepseek_v3"}
 TRANSPOSED = {"Llama4TextExperts": True}
 """Classes of experts that do not say how they store weights. Llama 4 calls torch.bmm(hidden, gate_up_proj)."""
 # keys that would load code, choose a kernel from the hub, or quantise the weights
-DROPPED = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "architectures")
+DROPPED = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config")
 
 
 class ClassError(Exception):
@@ -69,7 +71,7 @@ def list_weights(raw: Mapping[str, Any]) -> Listing:
     import torch
     import transformers
 
-    config = make_config(without_dropped(raw), raw.get("architectures"))
+    config = make_config(without_dropped(raw))
     with torch.device("meta"):
         auto: Any = transformers.AutoModelForCausalLM  # without types
         model = auto.from_config(config, attn_implementation="eager", trust_remote_code=False)
@@ -91,13 +93,17 @@ def without_dropped(value: Any) -> Any:
     return value
 
 
-def make_config(raw: Mapping[str, Any], architectures: Any) -> Any:
+def make_config(raw: Mapping[str, Any]) -> Any:
     """The config of the text model: by model_type, else by the class's name in `architectures`, else by an alias."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
 
     model_type = str(raw.get("model_type"))
     if model_type not in transformers.CONFIG_MAPPING:
+        for inner in (raw.get(name) for name in TEXT_CONFIGS):
+            if isinstance(inner, Mapping):
+                return make_config(inner)
+        architectures = raw.get("architectures")
         named = architectures[0] if isinstance(architectures, list) and architectures else None
         # the first of the types that share a class is the one that the class was written for
         same_class = [kind for kind, name in classes.items() if name == named]
@@ -106,7 +112,7 @@ def make_config(raw: Mapping[str, Any], architectures: Any) -> Any:
             raise ClassError(f"transformers {transformers.__version__} has no class for model type {model_type[:60]}")
         model_type = known
     config_class = transformers.CONFIG_MAPPING[model_type]
-    config = config_class(**{name: value for name, value in raw.items() if name != "model_type"})
+    config = config_class(**{name: value for name, value in raw.items() if name not in ("model_type", "architectures")})
     return config.get_text_config()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.model_class import Listing, Weight, is_installed
+from orchestrator.shapes.model_class import TEXT_CONFIGS, Listing, Weight, is_installed
 from orchestrator.shapes.quantisation import Quantisation, read_quantisation
 from orchestrator.shapes.serving import MAX_INT, Placed, place
 from orchestrator.tables.textfiles import Faults, read_bytes
@@ -37,7 +37,6 @@ TOPK_KEYS = (
 PREDICTION_KEYS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 # a size that must be in the file, under this name or the type's own: a default would be a guess
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 DTYPES = ("bfloat16", "float16", "float32")
 INSTALL = (
     "shapes of a model need transformers and torch: pip install 'gemmfleet[models]' (without a GPU:"

@@ -203,20 +203,21 @@ def compressed_scheme(weights: Any, activations: Any) -> Scheme:
     if not isinstance(weights, Mapping):
         raise unknown(f"compressed-tensors weights {str(weights)[:40]}")
     kind = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
-    if kind == ("float", 8, "block") and weights.get("block_structure") == [BLOCK, BLOCK]:
-        return FP8_BLOCK
     has_activations = isinstance(activations, Mapping) and activations.get("num_bits") == 8
     if kind == ("int", 4, "group") and weights.get("group_size") == 32 and not activations:
         return INT4_GROUP
+    is_blocked = weights.get("block_structure") == [BLOCK, BLOCK]
     schemes = {
+        ("float", 8, "block"): FP8_BLOCK if is_blocked else None,
         ("float", 8, "channel"): FP8_CHANNEL,
         ("float", 8, "tensor"): FP8_TENSOR,
         ("int", 8, "channel"): INT8_CHANNEL,
     }
-    if kind not in schemes or not has_activations:
+    scheme = schemes.get(kind)
+    if scheme is None or not has_activations:
         parts = " ".join(str(part)[:20] for part in (*kind, weights.get("group_size") or "") if part)
         raise unknown(f"compressed-tensors {parts} weights{'' if has_activations else ' alone'}")
-    return schemes[kind]
+    return scheme
 
 
 def read_quark(values: Mapping[str, Any]) -> list[Rule]:

@@ -18,6 +18,7 @@ from orchestrator.shapes.model_config import Model
 from orchestrator.shapes.quantisation import BLOCK, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR
 from orchestrator.shapes.serving import rank_layers
 
+FILES = (FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR)
 LINEAR, EXPERTS = "a8w8_blockscale", "fmoe"
 
 
@@ -63,12 +64,8 @@ def broken_blocks(model: Model, ranks: Ranks) -> str:
     """Why the experts have no config file: a rank's width is not whole blocks. "" where they have one."""
     for experts in model.placed.experts:
         schemes = {model.quantisation.scheme_of([path], experts=True) for path in experts.paths}
-        known = {None, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR}
-        if not schemes <= known:
-            raise InputError(
-                f"the model is quantised with {model.quantisation.method}: only vLLM's config files for bf16 experts"
-                f" can be tuned, and those for fp8 with blocks of {BLOCK} x {BLOCK} or without"
-            )
+        if strange := [scheme.name for scheme in schemes if scheme and scheme not in FILES]:
+            return f"left out the experts, stored as {strange[0]}: gemmfleet tunes files for bf16 and fp8 experts only"
         width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
         if FP8_BLOCK not in schemes or not width % BLOCK:
             continue
