@@ -23,7 +23,7 @@ ORDER = (
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (
     "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
-    "worker.aiter_tree", "worker.triton_configs",
+    "worker.foreign", "worker.aiter_tree", "worker.triton_configs",
     "worker.tuners.catalog", "worker.tuners.aiter_triton", "worker.tuners.vllm",
 )  # fmt: skip
 """Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files;
@@ -40,8 +40,9 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.registry": ("worker.text",),
     "worker.families": ("worker.text",),
     "worker.protocol": ("worker.families", "worker.registry", "worker.text"),
-    "worker.aiter_tree": ("worker.families", "worker.text"),
-    "worker.triton_configs": ("worker.text",),
+    "worker.foreign": ("worker.text", "worker"),
+    "worker.aiter_tree": ("worker.families", "worker.foreign", "worker.text"),
+    "worker.triton_configs": ("worker.foreign", "worker.text"),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
