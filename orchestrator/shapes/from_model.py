@@ -223,8 +223,6 @@ def rank_experts(model: Model, experts: Experts, ranks: Ranks) -> list[dict[str,
         raise InputError(f"--ep {ranks.ep} is more than the {experts.experts} experts")
     if ranks.fuse_shared and (not shared or shared % experts.inter_dim):
         raise InputError("--fuse-shared: the model has no shared expert of the routed experts' width")
-    if model.topk > experts.experts:
-        raise InputError(f"{model.topk} experts per token are more than the {experts.experts} experts")
     fused = shared // experts.inter_dim if ranks.fuse_shared else 0
     inter = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
     numbers = sorted({-(-experts.experts // ranks.ep), experts.experts // ranks.ep}, reverse=True)

@@ -1,32 +1,31 @@
-"""Every weight of a model, from the model's own class in transformers: `python -m orchestrator.shapes.model_class`.
+"""Every weight of a model, from the model's own class in transformers.
 
-The class is made on torch's meta device, where weights have sizes and no memory. This module runs in a child process,
-because a class is not our code: it reads a config as JSON from standard input and writes a listing or a fault as JSON.
-It knows nothing of servers; `serving.py` says what they make of the weights.
-
-    {"version": "5.24.0", "model_type": "llama", "config": {"hidden_size": 4096, ...}, "weights": [
-        {"path": "model.layers.0.self_attn.q_proj", "kind": "Linear", "shape": [4096, 4096], "bias": false,
-         "sizes": {"head_dim": 128}}, ...]}
-
-`sizes`: numbers of the module that holds the weight's module, which say how a server splits it. `shape`: as the module
-stores it; `transposed`: whether that is (input, output). None: the class does not say it.
+The class is made on torch's meta device, where weights have sizes and no memory. `ask_class` does it in a child
+process, because a class is not our code. This module knows nothing of servers; `serving.py` says what they make of the
+weights.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import resource
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from orchestrator.errors import InputError
+from worker.foreign.runner import ForeignCodeError, Limits, call
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 """Names of a language model's part in the config of a multimodal one."""
-MAX_MEMORY = 8 * 2**30
-"""Bytes of data. The address space has no limit, because a CUDA build of torch maps tens of gigabytes."""
+LIMITS = Limits(seconds=60, memory=8 << 30)
+"""A class is made in 0.1 to 5 s, after 10 s of imports on a busy machine."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+# a size that must be in the file, under this name or the type's own: the class's default would be a guess
+REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+INSTALL = (
+    "shapes of a model need transformers and torch: pip install 'gemmfleet[models]' (without a GPU:"
+    " pip install 'gemmfleet[models]' --extra-index-url https://download.pytorch.org/whl/cpu)"
+)
 ALIASES = {"kimi_k2": "deepseek_v3"}
 """Model types with another type's class. kimi_k2: its config.json has `architectures: [DeepseekV3ForCausalLM]`."""
 TRANSPOSED = {"Llama4TextExperts": True}
@@ -41,7 +40,12 @@ class ClassError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter of two dimensions or more. `path` is its module's, without `.weight`."""
+    """A parameter of two dimensions or more, such as `model.layers.0.self_attn.q_proj` of 4096 x 4096.
+
+    `path` has no `.weight` at its end. `shape`: as the module stores it. `transposed`: whether that is (input, output);
+    None: the class does not say it. `sizes`: numbers of the block that holds the module, such as its head_dim, which
+    say how a server splits the weight.
+    """
 
     path: str
     kind: str
@@ -61,12 +65,17 @@ class Listing:
     weights: tuple[Weight, ...]
 
 
-def is_installed() -> bool:
-    """Whether torch and transformers can be imported; they are not imported."""
-    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+def ask_class(raw: dict[str, Any]) -> Listing:
+    """List the weights in a child process. Raises InputError where the class does not take the config."""
+    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        raise InputError(INSTALL)
+    try:
+        return call(list_weights, raw, limits=LIMITS, packages=True, env=OFFLINE, raises=(ClassError,))
+    except (ClassError, ForeignCodeError) as e:
+        raise InputError(f"the model's class {' '.join(str(e).split())[:300]}") from e
 
 
-def list_weights(raw: Mapping[str, Any]) -> Listing:
+def list_weights(raw: dict[str, Any]) -> Listing:
     """Make the model's class and list its weights. Raises ClassError, or what the class raises."""
     import torch
     import transformers
@@ -109,11 +118,24 @@ def make_config(raw: Mapping[str, Any]) -> Any:
         same_class = [kind for kind, name in classes.items() if name == named]
         known = ALIASES.get(model_type) or next(iter(same_class), None)
         if known is None:
-            raise ClassError(f"transformers {transformers.__version__} has no class for model type {model_type[:60]}")
+            raise ClassError(
+                f"is not known: transformers {transformers.__version__} has none for model type {model_type[:60]}"
+            )
         model_type = known
     config_class = transformers.CONFIG_MAPPING[model_type]
     config = config_class(**{name: value for name, value in raw.items() if name not in ("model_type", "architectures")})
-    return config.get_text_config()
+    text = config.get_text_config()
+    given = text_config(raw)
+    for name in REQUIRED:
+        if name not in given and text.attribute_map.get(name) not in given:
+            raise ClassError(f"needs {name}, which is missing: is this the config.json of a language model?")
+    return text
+
+
+def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a config."""
+    inner = next((raw[name] for name in TEXT_CONFIGS if isinstance(raw.get(name), dict)), None)
+    return raw if inner is None else inner
 
 
 def module_weights(model: Any, path: str, module: Any) -> list[Weight]:
@@ -134,23 +156,3 @@ def module_weights(model: Any, path: str, module: Any) -> list[Weight]:
         whole = path if is_weight else f"{path}.{name}"
         found.append(Weight(whole, kind, tuple(parameter.shape), bias, transposed, sizes))
     return found
-
-
-def main() -> None:
-    """Answer one request: a line of JSON with `listing`, or with `fault` in words."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
-    # a class may print; the answer has the real standard output to itself
-    answer_stream, sys.stdout = sys.stdout, sys.stderr
-    try:
-        answer: dict[str, Any] = {"listing": asdict(list_weights(json.load(sys.stdin)))}
-    except ClassError as e:
-        answer = {"fault": str(e)}
-    except Exception as e:  # noqa: BLE001 - a model's class is not our code and may raise anything
-        lines = str(e).strip().splitlines() or [""]
-        answer = {"fault": f"the class of this model type does not take the config: {type(e).__name__}: {lines[0]}"}
-    json.dump(answer, answer_stream)
-
-
-if __name__ == "__main__":
-    main()

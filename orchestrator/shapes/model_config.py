@@ -7,17 +7,15 @@ The class comes from transformers and runs in a child process (`model_class.py`)
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.model_class import TEXT_CONFIGS, Listing, Weight, is_installed
+from orchestrator.shapes.model_class import Listing, ask_class, text_config
 from orchestrator.shapes.quantisation import Quantisation, read_quantisation
-from orchestrator.shapes.serving import MAX_INT, Placed, place
+from orchestrator.shapes.serving import MAX_INT, Experts, Placed, place
 from orchestrator.tables.textfiles import Faults, read_bytes
 
 MAX_BYTES = 4 * 2**20
@@ -25,8 +23,6 @@ MAX_LAYERS = 2000
 MAX_EXPERTS = 100_000
 MAX_DEPTH = 50
 """Levels of a config; published ones have five."""
-SECONDS = 60
-"""A class is made in 0.1 to 5 s, after 10 s of imports on a busy machine."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 TOPK_KEYS = (
@@ -35,14 +31,8 @@ TOPK_KEYS = (
 )  # fmt: skip
 # layers of multi-token prediction, which servers run and the classes of transformers lack
 PREDICTION_KEYS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
-# a size that must be in the file, under this name or the type's own: a default would be a guess
-REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 DTYPES = ("bfloat16", "float16", "float32")
-INSTALL = (
-    "shapes of a model need transformers and torch: pip install 'gemmfleet[models]' (without a GPU:"
-    " pip install 'gemmfleet[models]' --extra-index-url https://download.pytorch.org/whl/cpu)"
-)
-AskClass = Callable[[Mapping[str, Any]], Listing]
+AskClass = Callable[[dict[str, Any]], Listing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,7 @@ def read_model(path: str | Path, *, quantised: bool = True, ask: AskClass | None
     try:
         listing = (ask or ask_class)(raw)
         placed = place(listing)
-        topk = experts_per_token(listing.config) if placed.experts else 0
+        topk = experts_per_token(listing.config, placed.experts) if placed.experts else 0
     except InputError as e:
         raise InputError([f"{file}: {fault}" for fault in e.faults]) from e
     dtype = f"torch.{dtype.removeprefix('torch.')}"
@@ -116,12 +106,6 @@ def depth_within(value: Any, levels: int) -> bool:
     return all(depth_within(one, levels - 1) for one in inner)
 
 
-def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config."""
-    inner = next((raw[name] for name in TEXT_CONFIGS if isinstance(raw.get(name), dict)), None)
-    return raw if inner is None else inner
-
-
 def quantisation_config(file: Path, raw: Mapping[str, Any], text: Mapping[str, Any]) -> Any:
     """The quantisation of the config, else of hf_quant_config.json beside it, as vLLM looks for it."""
     beside = file.with_name("hf_quant_config.json")
@@ -142,34 +126,16 @@ def check_sizes(text: Mapping[str, Any], faults: Faults) -> None:
                 faults.add(f"{name} is {str(value)[:40]!r}, not a whole number from {least} to {limit}")
 
 
-def ask_class(raw: Mapping[str, Any]) -> Listing:
-    """List the weights in a child process. Raises InputError where the class does not take the config."""
-    if not is_installed():
-        raise InputError(INSTALL)
-    argv = [sys.executable, "-m", "orchestrator.shapes.model_class"]
-    try:
-        child = subprocess.run(
-            argv, input=json.dumps(raw), capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        answer = json.loads(child.stdout)
-    except subprocess.TimeoutExpired as e:
-        raise InputError(f"the model's class was not made within {SECONDS} s") from e
-    except ValueError as e:
-        raise InputError(f"the model's class ended its process with code {child.returncode}") from e
-    if "fault" in answer:
-        raise InputError(str(answer["fault"])[:300])
-    listing = answer["listing"]
-    weights = tuple(Weight(**{**weight, "shape": tuple(weight["shape"])}) for weight in listing.pop("weights"))
-    return Listing(**listing, weights=weights)
-
-
-def experts_per_token(config: Mapping[str, Any]) -> int:
+def experts_per_token(config: Mapping[str, Any], experts: Sequence[Experts]) -> int:
     """The experts that a token takes. Raises InputError where the config does not say it, or by layer."""
     values = [config[name] for name in TOPK_KEYS if config.get(name)]
     numbers = set(values[0] if values and isinstance(values[0], list) else values[:1])
     if len(numbers) != 1 or not all(type(number) is int and number > 0 for number in numbers):
         raise InputError(f"experts per token are {sorted(map(str, numbers))[:9]}, not one whole number for all layers")
-    return int(numbers.pop())
+    topk, fewest = int(numbers.pop()), min(layer.experts for layer in experts)
+    if topk > fewest:
+        raise InputError(f"experts per token {topk} is more than the {fewest} experts")
+    return topk
 
 
 def activation(listing: Listing) -> str:

@@ -207,7 +207,7 @@ def compressed_scheme(weights: Any, activations: Any) -> Scheme:
     if kind == ("int", 4, "group") and weights.get("group_size") == 32 and not activations:
         return INT4_GROUP
     is_blocked = weights.get("block_structure") == [BLOCK, BLOCK]
-    schemes = {
+    schemes: dict[tuple[Any, Any, Any], Scheme | None] = {
         ("float", 8, "block"): FP8_BLOCK if is_blocked else None,
         ("float", 8, "channel"): FP8_CHANNEL,
         ("float", 8, "tensor"): FP8_TENSOR,

@@ -1,8 +1,8 @@
 """The shapes of one rank whose Triton config files vLLM looks up: block-FP8 linear layers and fused experts.
 
-The rules are vLLM 0.33's: `fp8.py` and `layers/linear.py` for whole blocks, `fused_moe/config.py`, `oracle/fp8.py` and `expert_map_manager.py` for experts. vLLM pads the experts' width for other kernels than Triton's
-only. For Triton it makes the blocks of the scales smaller where a block does not divide a rank's width; no family has
-such blocks.
+The rules are vLLM 0.33's: `fp8.py` and `layers/linear.py` for whole blocks; `fused_moe/config.py`, `oracle/fp8.py` and
+`expert_map_manager.py` for experts. vLLM pads the experts' width for other kernels than Triton's only. For Triton it
+makes the blocks of the scales smaller where a block does not divide a rank's width; no family has such blocks.
 """
 
 from __future__ import annotations

@@ -6,20 +6,18 @@ model = read_model(folder, ask=ask_here)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.model_class import Listing, is_installed, list_weights, without_dropped
+from orchestrator.shapes.model_class import Listing, list_weights, without_dropped
 
 
-def ask_here(raw: Mapping[str, Any]) -> Listing:
+def ask_here(raw: dict[str, Any]) -> Listing:
     """Like `ask_class`, without a child."""
-    if not is_installed():
-        pytest.skip("transformers is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     return _listing(json.dumps(without_dropped(raw), sort_keys=True))
 
 
@@ -28,4 +26,4 @@ def _listing(text: str) -> Listing:
     try:
         return list_weights(json.loads(text))
     except Exception as e:
-        raise InputError(f"the class: {type(e).__name__}: {e}") from e
+        raise InputError(f"the class: {type(e).__name__}: {' '.join(str(e).split())}") from e

@@ -29,6 +29,7 @@ from tests.support.engines import tree
 from tests.support.model_classes import ask_here
 from worker.triton_configs.keys import USUAL_KEYS
 
+pytestmark = pytest.mark.usefixtures("classes_here")
 MODELS = TEST_DATA / "models" / "engines"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 # keys that a published config leaves to its class in transformers
@@ -187,7 +188,7 @@ def test_a_model_within_another_and_one_without_a_class(tmp_path: Path) -> None:
     left = [f"language_model.{n}" for n in layer_names(config, "self_attn.o_proj")]
     quant = {**FP8, "modules_to_not_convert": [*left, "vision_tower.blocks.0.wqkv"]}
     config.pop("quantization_config")
-    outer = {
+    outer: dict[str, Any] = {
         "model_type": "kimi_k25",
         "quantization_config": quant,
         "text_config": {**config, "model_type": "deepseek_v3"},
@@ -195,10 +196,10 @@ def test_a_model_within_another_and_one_without_a_class(tmp_path: Path) -> None:
     names = dict(ours(outer, tmp_path, 8, 1)[0]["a8w8_blockscale"].layers)
     assert "o" not in names
     assert names["q_kv_a"] == "N 2112, K 7168, 61 times"
-    outer["text_config"]["model_type"] = "kimi_new"
+    outer["text_config"] |= {"model_type": "kimi_new", "architectures": None}
     outer["model_type"] = "kimi_newer"
-    with pytest.raises(InputError, match="no class for model type kimi_new"):
-        ours({**outer, "architectures": None}, tmp_path, 8, 1)
+    with pytest.raises(InputError, match="none for model type kimi_new"):
+        ours(outer, tmp_path, 8, 1)
 
 
 def command(*args: str) -> Any:
