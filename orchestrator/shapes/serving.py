@@ -4,9 +4,9 @@ The only knowledge of models that is ours. Names of modules decide: a block is a
 `self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no form is
 unknown: its weights are named and not listed, because a server may fuse the one that we do not know.
 
-M is the number of tokens, N output features, K input features. `COLUMNS` splits N over the ranks, `ROWS` splits K,
-`WHOLE` is the same on every rank. `HEADS` is q, k and v in one: key-value heads are copied where there are fewer than
-ranks (`QKVParallelLinear` in vLLM's layers/linear.py).
+M is the number of tokens, N output features, K input features. `columns` splits N over the ranks, `rows` splits K,
+`whole` is the same on every rank. `heads` is q, k and v in one: key-value heads are copied where there are fewer than
+ranks (`QKVParallelLinear` in vLLM's layers/linear.py). `groups`: a batched GEMM, a group a batch.
 
 Sources: vLLM 0.33, `model_executor/models/` (llama, deepseek_v2, qwen3_next, granitemoehybrid, nemotron_h, lfm2,
 falcon, gpt2, phi3, bloom), `models/deepseek_v4/{attention,compressor}.py`, `models/deepseek_v32/attention.py`,
@@ -19,165 +19,115 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from orchestrator.errors import InputError
 from orchestrator.shapes.model_class import Listing, Weight
 from worker.text import plural
 
-Split = Literal["columns", "rows", "whole", "heads", "mamba", "groups", "vocabulary"]
 MAX_INT = 2**31 - 1
 VOCABULARY_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE), SGLang too."""
 
+FORMS = """
+self_attn attention attn self_attention mixer:
+    heads qkv = q_proj k_proj v_proj; rows o = o_proj
+    # LFM2, Phi
+    heads qkv = q_proj k_proj v_proj; rows o = out_proj
+    heads qkv = q_proj k_proj v_proj; rows o = dense
+    # Phi-3; Falcon, Bloom, GPT-NeoX; GPT-2
+    heads qkv = qkv_proj; rows o = o_proj
+    heads qkv = query_key_value; rows o = dense
+    heads qkv = c_attn; rows o = c_proj
+    # multi-head latent attention (DeepSeek-V2 report, section 2.1), with and without a low-rank q
+    whole apart q_a = q_a_proj; whole q_kv_a = q_a_proj kv_a_proj_with_mqa; columns q_b = q_b_proj;
+        whole apart kv_a = kv_a_proj_with_mqa; columns kv_b = kv_b_proj; rows o = o_proj
+    columns q = q_proj; whole kv_a = kv_a_proj_with_mqa; columns kv_b = kv_b_proj; rows o = o_proj
+    # DeepSeek-V4: fused_wqa_wkv, wq_b, wo_a (a batched GEMM, a group a batch), wo_b
+    whole q_kv_a = q_a_proj kv_proj; columns q_b = q_b_proj; groups o_a = o_a_proj; rows o_b = o_b_proj
+compressor:
+    # fused_wkv_wgate of DeepSeek-V4 has no quant_config; nor has weights_proj of its indexer
+    whole unquantised compressor_kv_gate = kv_proj gate_proj
+scorer:
+    whole unquantised index_weights = weights_proj
+indexer:
+    whole unquantised index_kv_gate = kv_proj gate_proj; whole index_q = q_b_proj
+    # DeepSeek-V3.2 and GLM-5: wk_weights_proj has no quant_config
+    whole index_q = wq_b; whole unquantised index_k = wk weights_proj
+linear_attn:
+    # gated delta net of Qwen3-Next, and of Qwen3.5, which stores the same weights in four
+    columns in_qkvz = in_proj_qkvz; columns unquantised in_ba = in_proj_ba; rows gdn_o = out_proj
+    columns in_qkvz = in_proj_qkv in_proj_z; columns unquantised in_ba = in_proj_b in_proj_a; rows gdn_o = out_proj
+mamba mixer:
+    mamba mamba_in = in_proj; rows mamba_out = out_proj
+mlp feed_forward mlps mixer moe block_sparse_moe:
+    columns gate_up = gate_proj up_proj; rows down = down_proj
+    columns gate_up = gate_up_proj; rows down = down_proj
+    columns gate_up = w1 w3; rows down = w2
+    columns up = up_proj; rows down = down_proj
+    columns up = fc1; rows down = fc2
+    columns up = c_fc; rows down = c_proj
+    columns up = dense_h_to_4h; rows down = dense_4h_to_h
+    whole unquantised router = gate
+    whole unquantised router = router
+    # the gate of a shared expert has one output
+    whole unquantised router = gate; whole unquantised shared_gate = shared_expert_gate
+router:
+    # LongCat, with its experts that compute nothing; AFMoE
+    whole unquantised router = classifier
+    whole unquantised router = gate
+gate:
+    whole unquantised router = wg
+shared_experts shared_expert shared_mlp:
+    columns shared_gate_up = gate_proj up_proj; rows shared_down = down_proj
+    columns shared_gate_up = input_linear; rows shared_down = output_linear
+    columns shared_up = up_proj; rows shared_down = down_proj
+"""
+"""Below the names of blocks, their forms: `split [apart] [unquantised] GEMM = projections; ...`.
+
+A GEMM's projections are one weight in the server. `apart`: only stacks that do not fuse it run it; vLLM does not.
+`unquantised`: it keeps 16 bits in a model that is quantised.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A GEMM of a block. `parts`: the projections that are one weight in the server.
-
-    `form`: "" is listed always; "fused" and "apart" are two ways to run the same weights: vLLM has the fused one.
-    `is_quantised`: whether a server quantises it when the model is quantised.
-    """
+    """A GEMM of a block, as a line of FORMS has it."""
 
     name: str
     parts: tuple[str, ...]
-    split: Split
-    form: Literal["", "fused", "apart"] = ""
+    split: str
+    is_apart: bool = False
     is_quantised: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The GEMMs of blocks whose module has one of the names `blocks`. `unlisted`: projections without a GEMM."""
-
-    blocks: tuple[str, ...]
-    gemms: tuple[Gemm, ...]
-
-    @property
-    def projections(self) -> frozenset[str]:
-        """Names of all projections that a block of this form has."""
-        return frozenset(part for gemm in self.gemms for part in gemm.parts)
-
-
-ATTENTION = ("self_attn", "attention", "attn", "self_attention", "mixer")
-MLP = ("mlp", "feed_forward", "mlps", "mixer", "moe", "block_sparse_moe")
-SHARED = ("shared_experts", "shared_expert", "shared_mlp")
-QKV = ("q_proj", "k_proj", "v_proj")
+def read_forms(text: str) -> dict[tuple[str, frozenset[str]], tuple[Gemm, ...]]:
+    """The GEMMs by the name of a block and the projections that it has."""
+    forms, blocks = dict[tuple[str, frozenset[str]], tuple[Gemm, ...]](), list[str]()
+    lines = text.replace(";\n", ";").splitlines()
+    for line in (line.strip() for line in lines if line.strip()):
+        if line.endswith(":"):
+            blocks = line[:-1].split()
+        elif not line.startswith("#"):
+            gemms = tuple(map(read_gemm, line.split(";")))
+            projections = frozenset(part for gemm in gemms for part in gemm.parts)
+            forms |= {(block, projections): gemms for block in blocks}
+    return forms
 
 
-def attention(qkv: tuple[str, ...], out: str) -> Form:
-    """Attention with q, k and v in one GEMM."""
-    return Form(ATTENTION, (Gemm("qkv", qkv, "heads"), Gemm("o", (out,), "rows")))
+def read_gemm(text: str) -> Gemm:
+    """`whole apart q_a = q_a_proj`."""
+    left, _, parts = text.partition("=")
+    split, *flags, name = left.split()
+    return Gemm(name, tuple(parts.split()), split, "apart" in flags, "unquantised" not in flags)
 
 
-def latent_attention(*q: Gemm) -> Form:
-    """Multi-head latent attention (DeepSeek-V2 report, section 2.1). `kv_a` alone is the GEMM of stacks that do not
-    fuse q_a with it, and of models without q_a."""
-    kv_a = Gemm("kv_a", ("kv_a_proj_with_mqa",), "whole", "apart" if len(q) > 1 else "")
-    return Form(ATTENTION, (*q, kv_a, Gemm("kv_b", ("kv_b_proj",), "columns"), Gemm("o", ("o_proj",), "rows")))
-
-
-def mlp(blocks: tuple[str, ...], prefix: str, up: tuple[str, ...], down: str) -> Form:
-    """An MLP. With a gate its up projection is one GEMM of twice the width."""
-    has_gate = len(up) > 1 or up[0] in ("gate_up_proj", "input_linear")
-    first = Gemm(f"{prefix}{'gate_up' if has_gate else 'up'}", up, "columns")
-    return Form(blocks, (first, Gemm(f"{prefix}down", (down,), "rows")))
-
-
-FORMS = (
-    attention(QKV, "o_proj"),
-    attention(QKV, "out_proj"),  # LFM2
-    attention(QKV, "dense"),  # Phi
-    attention(("qkv_proj",), "o_proj"),  # Phi-3
-    attention(("query_key_value",), "dense"),  # Falcon, Bloom, GPT-NeoX
-    attention(("c_attn",), "c_proj"),  # GPT-2
-    latent_attention(
-        Gemm("q_a", ("q_a_proj",), "whole", "apart"),
-        Gemm("q_kv_a", ("q_a_proj", "kv_a_proj_with_mqa"), "whole", "fused"),
-        Gemm("q_b", ("q_b_proj",), "columns"),
-    ),
-    latent_attention(Gemm("q", ("q_proj",), "columns")),
-    # DeepSeek-V4: fused_wqa_wkv, wq_b, wo_a (a batched GEMM, a group a batch), wo_b
-    Form(
-        ("self_attn",),
-        (
-            Gemm("q_kv_a", ("q_a_proj", "kv_proj"), "whole"),
-            Gemm("q_b", ("q_b_proj",), "columns"),
-            Gemm("o_a", ("o_a_proj",), "groups"),
-            Gemm("o_b", ("o_b_proj",), "rows"),
-        ),
-    ),
-    # fused_wkv_wgate of DeepSeek-V4's compressor is not quantised; nor is weights_proj of its indexer
-    Form(("compressor",), (Gemm("compressor_kv_gate", ("kv_proj", "gate_proj"), "whole", is_quantised=False),)),
-    Form(
-        ("indexer",),
-        (
-            Gemm("index_kv_gate", ("kv_proj", "gate_proj"), "whole", is_quantised=False),
-            Gemm("index_q", ("q_b_proj",), "whole"),
-        ),
-    ),
-    Form(("scorer",), (Gemm("index_weights", ("weights_proj",), "whole", is_quantised=False),)),
-    # DeepSeek-V3.2 and GLM-5: wk and weights_proj are one GEMM in 16 bits
-    Form(
-        ("indexer",),
-        (
-            Gemm("index_q", ("wq_b",), "whole"),
-            Gemm("index_k", ("wk", "weights_proj"), "whole", is_quantised=False),
-        ),
-    ),
-    # gated delta net of Qwen3-Next, and of Qwen3.5, which stores the same weights in four
-    Form(
-        ("linear_attn",),
-        (
-            Gemm("in_qkvz", ("in_proj_qkvz",), "columns"),
-            Gemm("in_ba", ("in_proj_ba",), "columns", is_quantised=False),
-            Gemm("gdn_o", ("out_proj",), "rows"),
-        ),
-    ),
-    Form(
-        ("linear_attn",),
-        (
-            Gemm("in_qkvz", ("in_proj_qkv", "in_proj_z"), "columns"),
-            Gemm("in_ba", ("in_proj_b", "in_proj_a"), "columns", is_quantised=False),
-            Gemm("gdn_o", ("out_proj",), "rows"),
-        ),
-    ),
-    # Mamba-2
-    Form(("mamba", "mixer"), (Gemm("mamba_in", ("in_proj",), "mamba"), Gemm("mamba_out", ("out_proj",), "rows"))),
-    mlp(MLP, "", ("gate_proj", "up_proj"), "down_proj"),
-    mlp(MLP, "", ("gate_up_proj",), "down_proj"),
-    mlp(MLP, "", ("up_proj",), "down_proj"),
-    mlp(MLP, "", ("w1", "w3"), "w2"),  # LFM2
-    mlp(MLP, "", ("fc1",), "fc2"),
-    mlp(MLP, "", ("c_fc",), "c_proj"),
-    mlp(MLP, "", ("dense_h_to_4h",), "dense_4h_to_h"),
-    mlp(SHARED, "shared_", ("gate_proj", "up_proj"), "down_proj"),
-    mlp(SHARED, "shared_", ("up_proj",), "down_proj"),
-    mlp(SHARED, "shared_", ("input_linear",), "output_linear"),  # Granite 4
-    *(
-        Form((block,), (Gemm("router", (name,), "whole", is_quantised=False),))
-        for block, name in (
-            *((block, name) for block in MLP for name in ("gate", "router")),
-            ("router", "classifier"),  # LongCat, with its experts that compute nothing
-            ("router", "gate"),  # AFMoE
-            ("gate", "wg"),  # Hunyuan
-        )
-    ),
-    # the gate of a shared expert has one output
-    Form(
-        ("mlp",),
-        (
-            Gemm("router", ("gate",), "whole", is_quantised=False),
-            Gemm("shared_gate", ("shared_expert_gate",), "whole", is_quantised=False),
-        ),
-    ),
-)
+GEMMS_OF = read_forms(FORMS)
 # GEMMs whose columns are whole heads -> the numbers of those heads in their block
 HEADS = {
     **dict.fromkeys(("q", "q_b", "kv_b"), ("num_heads",)),
     **dict.fromkeys(("in_qkvz", "in_ba"), ("num_k_heads", "num_v_heads")),
 }
-HEAD = Gemm("lm_head", ("lm_head",), "vocabulary", is_quantised=False)
+HEAD = read_gemm("vocabulary unquantised lm_head = lm_head")
 # parameters that no GEMM reads, by the class of their module or by their own name
 NO_GEMM = re.compile(r"Embedding|Conv\dd|Norm")
 NO_GEMM_NAMES = re.compile(r"(?:_bias|bias|A_log)\Z|embed_tokens")
@@ -244,11 +194,10 @@ def place(listing: Listing) -> Placed:
         else:
             blocks[block][name] = weight
     for block, weights in blocks.items():
-        found = form_of(block, weights)
-        if found is None:
+        found = gemms_of(block, weights)
+        gemms += [(gemm, tuple(weights[part] for part in gemm.parts)) for gemm in found]
+        if not found:
             unknown += weights.values()
-        else:
-            gemms += [(gemm, tuple(weights[part] for part in gemm.parts)) for gemm in found]
     known, strange = place_experts(experts)
     if not any(gemm.split in ("heads", "rows") for gemm, _ in gemms):
         raise InputError(f"model type {listing.model_type}: no GEMM of a decoder layer is known, so nothing is listed")
@@ -257,22 +206,15 @@ def place(listing: Listing) -> Placed:
     return Placed(listing, tuple(gemms), tuple(known), inter, (*unknown, *strange))
 
 
-def form_of(block: str, weights: Mapping[str, Weight]) -> tuple[Gemm, ...] | None:
-    """The GEMMs of a block, None where no form has exactly its projections."""
+def gemms_of(block: str, weights: Mapping[str, Weight]) -> tuple[Gemm, ...]:
+    """The GEMMs of a block, none where no form has exactly its projections."""
     if list(weights) == ["lm_head"]:
         return (HEAD,)
     names = [word for word in block.split(".") if not word.isdigit()]
-    for form in FORMS:
-        if names and names[-1] in form.blocks and form.projections == weights.keys():
-            return form.gemms if fits_form(form, weights) else None
-    return None
-
-
-def fits_form(form: Form, weights: Mapping[str, Weight]) -> bool:
-    """Whether the sizes are those that the form's splits rest on."""
-    if any(len(weight.shape) != 2 for weight in weights.values()):
-        return False
-    return all(is_mamba_2(weights[gemm.parts[0]]) for gemm in form.gemms if gemm.split == "mamba")
+    gemms = GEMMS_OF.get((names[-1] if names else "", frozenset(weights)), ())
+    is_flat = all(len(weight.shape) == 2 for weight in weights.values())
+    is_known = all(is_mamba_2(weights[gemm.parts[0]]) for gemm in gemms if gemm.split == "mamba")
+    return gemms if is_flat and is_known else ()
 
 
 def place_experts(weights: Iterable[Weight]) -> tuple[list[Experts], list[Weight]]:
@@ -410,7 +352,7 @@ def absorbed_products(kv_b: Weight, tp: int) -> dict[Gemm, tuple[int, int, int]]
     heads, rank = kv_b.sizes["num_heads"] // tp, kv_b.shape[1]
     v = kv_b.sizes["v_head_dim"]
     nope = kv_b.shape[0] // kv_b.sizes["num_heads"] - v
-    absorb_k, absorb_v = (Gemm(name, ("kv_b_proj",), "columns", "apart") for name in ("absorb_k", "absorb_v"))
+    absorb_k, absorb_v = (Gemm(name, ("kv_b_proj",), "batches", True) for name in ("absorb_k", "absorb_v"))
     return {absorb_k: (heads, rank, nope), absorb_v: (heads, v, rank)}
 
 

@@ -46,7 +46,7 @@ def block_layers(model: Model, tp: int) -> list[str]:
     """Names of the layers in block FP8. Raises InputError where a rank would have a part of a block."""
     broken, names = list[str](), list[str]()
     for layer in rank_layers(model.placed, tp):
-        if layer.b or layer.gemm.form == "apart" or not layer.gemm.is_quantised:
+        if layer.b or layer.gemm.is_apart or not layer.gemm.is_quantised:
             continue
         if not any(model.quantisation.scheme_of(paths) is FP8_BLOCK for paths in layer.paths):
             continue
