@@ -125,6 +125,8 @@ def make_config(raw: Mapping[str, Any]) -> Any:
     config_class = transformers.CONFIG_MAPPING[model_type]
     config = config_class(**{name: value for name, value in raw.items() if name not in ("model_type", "architectures")})
     text = config.get_text_config()
+    if text.is_encoder_decoder:
+        raise ClassError(f"is not that of a decoder: {model_type} has an encoder")
     given = text_config(raw)
     for name in REQUIRED:
         if name not in given and text.attribute_map.get(name) not in given:

@@ -247,6 +247,8 @@ def expert_sizes(parts: Mapping[str, Weight]) -> tuple[int, int, int, bool] | No
     (outputs, inputs), (model_dim, inter) = up.shape[1:], down.shape[1:]
     if up.transposed:
         outputs, inputs, model_dim, inter = inputs, outputs, inter, model_dim
+    if not 0 < min(inter, model_dim) <= max(inter, model_dim) <= MAX_INT:
+        raise InputError(f"experts would be {inter} wide and take {model_dim} values: sizes are from 1 to {MAX_INT}")
     fits = inputs == model_dim and outputs == inter * (2 if has_gate else 1)
     return (model_dim, inter, down.shape[0], has_gate) if fits else None
 
@@ -261,7 +263,7 @@ def rank_layers(placed: Placed, tp: int) -> list[Layer]:
         except InputError as e:
             faults.update(e.faults)
             continue
-        if not all(0 < size <= MAX_INT for size in (n, k)):
+        if not 0 < min(n, k) <= max(n, k) <= MAX_INT:
             faults[f"{gemm.name} would have N {n} and K {k}: sizes are from 1 to {MAX_INT}"] += 1
         found[gemm, n, k, b, weights[0].bias].append(tuple(weight.path for weight in weights))
         if gemm.name == "kv_b":
@@ -318,6 +320,8 @@ def rank_heads(placed: Placed, weights: tuple[Weight, ...], rows: list[int], tp:
     kv_heads = kv_rows // head_dim
     if q + 2 * kv_rows != sum(rows) or not kv_heads or kv_heads * head_dim != kv_rows or q % (heads * head_dim):
         raise InputError(f"q, k and v of {rows} rows do not fit {heads} heads of {head_dim}")
+    if heads % kv_heads:
+        raise InputError(f"{heads} attention heads are not a multiple of the {kv_heads} key-value heads")
     divided(heads, tp, f"the {heads} attention heads")
     if kv_heads % tp and tp % kv_heads:
         raise InputError(f"--tp {tp} and {kv_heads} key-value heads: neither divides the other")

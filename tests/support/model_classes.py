@@ -26,4 +26,4 @@ def _listing(text: str) -> Listing:
     try:
         return list_weights(json.loads(text))
     except Exception as e:
-        raise InputError(f"the class: {type(e).__name__}: {' '.join(str(e).split())}") from e
+        raise InputError(f"the class: {type(e).__name__}: {' '.join(str(e).split())[:300]}") from e
