@@ -8,6 +8,7 @@ weights.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,10 +82,22 @@ def list_weights(raw: dict[str, Any]) -> Listing:
     import transformers
 
     config = make_config(without_dropped(raw))
+    text = config.get_text_config()
+    check_config(text, raw)
+    auto: Any = transformers.AutoModelForCausalLM  # without types
+    is_text = type(text) in auto._model_mapping
+    if not is_text:
+        # a class within a multimodal one: its other modules are left out below
+        auto = transformers.AutoModelForImageTextToText
     with torch.device("meta"):
-        auto: Any = transformers.AutoModelForCausalLM  # without types
-        model = auto.from_config(config, attn_implementation="eager", trust_remote_code=False)
-    weights = [weight for path, module in model.named_modules() for weight in module_weights(model, path, module)]
+        model = auto.from_config(text if is_text else config, attn_implementation="eager", trust_remote_code=False)
+    weights = [
+        weight
+        for path, module in model.named_modules()
+        if is_text or re.search(r"(?:\A|\.)(?:language_model|lm_head)(?:\.|\Z)", path)
+        for weight in module_weights(model, path, module)
+    ]
+    config = text
     values = {name: value for name, value in config.to_dict().items() if isinstance(value, (int, float, str, list))}
     # the names that this type has for common sizes, such as n_embd for hidden_size
     values |= {name: getattr(config, name) for name in config.attribute_map if hasattr(config, name)}
@@ -103,7 +116,7 @@ def without_dropped(value: Any) -> Any:
 
 
 def make_config(raw: Mapping[str, Any]) -> Any:
-    """The config of the text model: by model_type, else by the class's name in `architectures`, else by an alias."""
+    """The config of the class: by model_type, else by the class's name in `architectures`, else by an alias."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
 
@@ -123,15 +136,19 @@ def make_config(raw: Mapping[str, Any]) -> Any:
             )
         model_type = known
     config_class = transformers.CONFIG_MAPPING[model_type]
-    config = config_class(**{name: value for name, value in raw.items() if name not in ("model_type", "architectures")})
-    text = config.get_text_config()
-    if text.is_encoder_decoder:
-        raise ClassError(f"is not that of a decoder: {model_type} has an encoder")
+    return config_class(**{name: value for name, value in raw.items() if name not in ("model_type", "architectures")})
+
+
+def check_config(config: Any, raw: Mapping[str, Any]) -> None:
+    """Refuse what is no decoder, and a config without sizes, where the class has those of some model by default."""
+    if config.is_encoder_decoder:
+        raise ClassError(f"is not that of a decoder: {config.model_type} has an encoder")
     given = text_config(raw)
     for name in REQUIRED:
-        if name not in given and text.attribute_map.get(name) not in given:
+        # Nemotron 3 names the kind of each layer instead of their number
+        names = (name, config.attribute_map.get(name), "layers_block_type" if name == "num_hidden_layers" else None)
+        if not any(known in given for known in names):
             raise ClassError(f"needs {name}, which is missing: is this the config.json of a language model?")
-    return text
 
 
 def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
 """What a server makes of a model's weights: which neighbours are one GEMM, and which part of it a rank has.
 
 The only knowledge of models that is ours. Names of modules decide: a block is a module that holds projections, such as
-`self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no form is
-unknown: its weights are named and not listed, because a server may fuse the one that we do not know.
+`self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no form, or
+that has such a block within it, is unknown: its weights are named and not listed, because a server may fuse the one that we do not know.
 
 M is the number of tokens, N output features, K input features. `columns` splits N over the ranks, `rows` splits K,
 `whole` is the same on every rank. `heads` is q, k and v in one: key-value heads are copied where there are fewer than
@@ -34,6 +34,10 @@ self_attn attention attn self_attention mixer:
     # LFM2, Phi
     heads qkv = q_proj k_proj v_proj; rows o = out_proj
     heads qkv = q_proj k_proj v_proj; rows o = dense
+    # AFMoE's gate of the output is a GEMM of its own
+    heads qkv = q_proj k_proj v_proj; columns attention_gate = gate_proj; rows o = o_proj
+    # Gemma 4, whose full attention has v = k: vLLM loads k twice
+    heads qkv = q_proj k_proj k_proj; rows o = o_proj
     # Phi-3; Falcon, Bloom, GPT-NeoX; GPT-2
     heads qkv = qkv_proj; rows o = o_proj
     heads qkv = query_key_value; rows o = dense
@@ -69,16 +73,21 @@ mlp feed_forward mlps mixer moe block_sparse_moe:
     columns up = dense_h_to_4h; rows down = dense_4h_to_h
     whole unquantised router = gate
     whole unquantised router = router
+    # Nemotron 3: experts in a narrower space
+    whole unquantised router = gate; whole fc1_latent = fc1_latent_proj; whole fc2_latent = fc2_latent_proj
     # the gate of a shared expert has one output
     whole unquantised router = gate; whole unquantised shared_gate = shared_expert_gate
 router:
     # LongCat, with its experts that compute nothing; AFMoE
     whole unquantised router = classifier
     whole unquantised router = gate
+    # Gemma 4
+    whole unquantised router = proj
 gate:
     whole unquantised router = wg
 shared_experts shared_expert shared_mlp:
     columns shared_gate_up = gate_proj up_proj; rows shared_down = down_proj
+    columns shared_gate_up = gate_up_proj; rows shared_down = down_proj
     columns shared_gate_up = input_linear; rows shared_down = output_linear
     columns shared_up = up_proj; rows shared_down = down_proj
 """
@@ -128,8 +137,9 @@ HEADS = {
     **dict.fromkeys(("in_qkvz", "in_ba"), ("num_k_heads", "num_v_heads")),
 }
 HEAD = read_gemm("vocabulary unquantised lm_head = lm_head")
-# parameters that no GEMM reads, by the class of their module or by their own name
+# parameters that no GEMM of the language model reads: by their module's class, their own name, and the tower they are in
 NO_GEMM = re.compile(r"Embedding|Conv\dd|Norm")
+MODALITIES = re.compile(r"(?:\A|[._])(?:vision|visual|image|img|audio|video|speech)")
 NO_GEMM_NAMES = re.compile(r"(?:_bias|bias|A_log)\Z|embed_tokens")
 
 
@@ -187,17 +197,20 @@ def place(listing: Listing) -> Placed:
     experts, unknown, gemms = list[Weight](), list[Weight](), list[tuple[Gemm, tuple[Weight, ...]]]()
     for weight in listing.weights:
         block, _, name = weight.path.rpartition(".")
-        if NO_GEMM.search(weight.kind) or NO_GEMM_NAMES.search(name):
+        if NO_GEMM.search(weight.kind) or NO_GEMM_NAMES.search(name) or MODALITIES.search(weight.path):
             continue
         if block.rpartition(".")[2] == "experts":
             experts.append(weight)
         else:
             blocks[block][name] = weight
+    found = {block: gemms_of(block, weights) for block, weights in blocks.items()}
+    strange_blocks = [block for block in blocks if not found[block]]
     for block, weights in blocks.items():
-        found = gemms_of(block, weights)
-        gemms += [(gemm, tuple(weights[part] for part in gemm.parts)) for gemm in found]
-        if not found:
+        # MiniMax-M3's servers fuse the indexer within an attention with q, k and v
+        if any(f"{strange}.".startswith(f"{block}.") for strange in strange_blocks):
             unknown += weights.values()
+            continue
+        gemms += [(gemm, tuple(weights[part] for part in gemm.parts)) for gemm in found[block]]
     known, strange = place_experts(experts)
     if not any(gemm.split in ("heads", "rows") for gemm, _ in gemms):
         raise InputError(f"model type {listing.model_type}: no GEMM of a decoder layer is known, so nothing is listed")
