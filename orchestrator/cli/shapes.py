@@ -125,7 +125,8 @@ def from_model(
         of, file = FAMILIES[name], _file(out, name, list(lists))
         keys, saving = finished(found.keys, of, _level(pad_m, coarse))
         notes = [*found.notes, *saving, *([] if engine else risk_notes(of, keys))]
-        _write(file, keys, of, force, _padded_calls(found.calls, of, _level(pad_m, coarse)))
+        calls = _padded_calls(found.calls, of, _level(pad_m, coarse))
+        _write(file, keys, of, force, calls, model.placed.listing.version)
         documents.append({"family": name, "tp": tp, "shapes": len(keys), "layers": dict(found.layers), "notes": notes})
         texts.append(f"{plural(len(keys), 'shape')} of family {name} for one rank of {tp}")
         texts += [*(f"  {name:14} {what}" for name, what in found.layers), *(f"  {n}" for n in notes)]
@@ -159,13 +160,13 @@ def from_log(
     from orchestrator.shapes.aiter_log import count_misses
     from orchestrator.shapes.from_model import parse_m
     from orchestrator.shapes.model_config import read_model
-    from orchestrator.shapes.vllm_files import expert_sizes
+    from orchestrator.shapes.vllm_files import file_columns
 
     _refuse_two_documents(json_, out)
     name = get_family(family).name if family else None
     found = count_misses(logs, name)
-    sizes = expert_sizes(read_model(model)) if model else {}
-    found.add_files(parse_m(m) if m else USUAL_KEYS, {**sizes, **_columns(set_)})
+    complete = partial(file_columns, read_model(model)) if model else None
+    found.add_files(parse_m(m) if m else USUAL_KEYS, _columns(set_), complete)
     lines = f"{plural(found.lines, 'line')} of {plural(len(logs), 'log')}"
     return _misses(found, name, out, _level(pad_m, coarse), force, lines, top, least)
 
@@ -309,10 +310,10 @@ def _refuse_two_documents(json_: bool, out: Path | None) -> None:
 
 
 def _write(
-    out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int] | None = None
+    out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
 ) -> None:
-    """Write a list to its file, or to standard output; with a column `count` where the calls are known."""
+    """Write a list to its file, or to standard output; with columns for the calls and the version of transformers."""
     if out is not None:
-        write_list(out, keys, of, force=force, calls=calls)
+        write_list(out, keys, of, force=force, calls=calls, transformers=transformers)
     else:
-        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of, calls))
+        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of, calls, transformers))

@@ -2,7 +2,8 @@
 
 The only knowledge of models that is ours. Names of modules decide: a block is a module that holds projections, such as
 `self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no form, or
-that has such a block within it, is unknown: its weights are named and not listed, because a server may fuse the one that we do not know.
+that has such a block within it, is unknown: its weights are named and not listed, because a server may fuse with them
+what we do not know.
 
 M is the number of tokens, N output features, K input features. `columns` splits N over the ranks, `rows` splits K,
 `whole` is the same on every rank. `heads` is q, k and v in one: key-value heads are copied where there are fewer than
@@ -137,7 +138,7 @@ HEADS = {
     **dict.fromkeys(("in_qkvz", "in_ba"), ("num_k_heads", "num_v_heads")),
 }
 HEAD = read_gemm("vocabulary unquantised lm_head = lm_head")
-# parameters that no GEMM of the language model reads: by their module's class, their own name, and the tower they are in
+# parameters that no GEMM of the language model reads: by their module's class, their own name, the tower they are in
 NO_GEMM = re.compile(r"Embedding|Conv\dd|Norm")
 MODALITIES = re.compile(r"(?:\A|[._])(?:vision|visual|image|img|audio|video|speech)")
 NO_GEMM_NAMES = re.compile(r"(?:_bias|bias|A_log)\Z|embed_tokens")

@@ -16,7 +16,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes.from_model import ModelShapes, Ranks, expert_columns, expert_shapes, model_shapes
 from orchestrator.shapes.model_config import Model
 from orchestrator.shapes.quantisation import BLOCK, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR
-from orchestrator.shapes.serving import rank_layers
+from orchestrator.shapes.serving import Experts, rank_layers
 
 FILES = (FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR)
 LINEAR, EXPERTS = "a8w8_blockscale", "fmoe"
@@ -88,10 +88,41 @@ def one_file(model: Model, shapes: ModelShapes) -> ModelShapes:
     return replace(shapes, calls=calls)
 
 
-def expert_sizes(model: Model) -> dict[str, str]:
-    """The columns of fmoe that the name of a config file lacks. Raises InputError for a model without experts."""
+def file_columns(model: Model, columns: Mapping[str, str]) -> dict[str, str]:
+    """`columns` with those that the name of a MoE config file lacks: E and N are there as `expert` and `inter_dim`.
+
+    Shared experts that run as routed ones make E larger, and every token takes them. A `topk` that the user gave says
+    how many, as redundant experts make E larger, too. Raises InputError where E and N are not a rank's of this model.
+    """
     if not model.placed.experts:
         raise InputError(f"--model: model type {model.model_type} has no experts, but the log names files of experts")
-    experts = model.placed.experts[0]
-    sizes = {"model_dim": experts.model_dim, "topk": model.topk, **expert_columns(model, experts, {})}
-    return {name: str(v) for name, v in sizes.items() if not name.startswith("q_")}
+    local, width = int(columns["expert"]), int(columns["inter_dim"])
+    fitting = [experts for experts in model.placed.experts if width and experts.inter_dim % width == 0]
+    topks = {str(topk) for experts in fitting for topk in possible_topks(model, experts, local)}
+    if "topk" in columns and fitting:
+        topks = {columns["topk"]}
+    if len(topks) != 1:
+        sizes = " and ".join(f"{x.experts} experts of width {x.inter_dim}" for x in model.placed.experts)
+        raise InputError(
+            f"--model: the log has a file for E={local},N={width}, and the model has {sizes}: is it the log of another"
+            " model? With redundant experts write --set expert=... --set topk=..."
+        )
+    more = {"model_dim": fitting[0].model_dim, "topk": topks.pop(), **expert_columns(model, fitting[0], {})}
+    return {**{name: str(value) for name, value in more.items() if not name.startswith("q_")}, **columns}
+
+
+def possible_topks(model: Model, experts: Experts, local: int) -> set[int]:
+    """The experts per token of a rank with `local` experts: with shared ones among them or without."""
+    shared = model.placed.shared_inter
+    fused = shared // experts.inter_dim if shared % experts.inter_dim == 0 else 0
+    routed = {extra: local - extra for extra in (0, fused) if 0 < local - extra <= experts.experts}
+    even = {model.topk + extra for extra, number in routed.items() if experts.experts % number == 0}
+    # where the ranks do not divide the experts, the first ranks have one more (vLLM's expert_map_manager.py)
+    uneven = {model.topk + extra for extra, number in routed.items() if has_share(experts.experts, number)}
+    return even or uneven
+
+
+def has_share(experts: int, local: int) -> bool:
+    """Whether some number of ranks shares the experts so that one has `local` of them."""
+    fewest = experts // local
+    return any(local in (experts // ranks, -(-experts // ranks)) for ranks in (fewest, fewest + 1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,11 @@ def test_the_command_writes_a_list_for_each_family(tmp_path: Path) -> None:
 
 
 def test_one_family_and_what_the_command_refuses(tmp_path: Path) -> None:
+    transformers = version("transformers")
     one = command("--engine", "vllm", "--tp", "8", "--m", "1,9", "--family", "a8w8_blockscale")
-    assert one.stdout == "M,N,K,count\n1,1280,4096,94\n9,1280,4096,94\n1,4096,1024,94\n9,4096,1024,94\n"
+    assert one.stdout == "M,N,K,count,transformers\n" + "".join(
+        f"{shape},94,{transformers}\n" for shape in ("1,1280,4096", "9,1280,4096", "1,4096,1024", "9,4096,1024")
+    )
     assert "64 x 64" in one.stderr
     assert "name one with --family" in str(command("--engine", "vllm", "--tp", "4").exception)
     assert "no shape of family fmoe" in str(command("--engine", "vllm", "--tp", "8", "--family", "fmoe").exception)
