@@ -64,7 +64,7 @@ class Engine(Protocol):
     def list(self) -> list[WorkerState]: ...
 
     def stop(self, *, kill: bool = False) -> None:
-        """End all workers: ask them to finish their files and exit, or kill them."""
+        """End all workers: ask them to finish their files and exit, or kill them. None starts again by itself."""
 
     def tidy(self) -> None:
         """Remove what the closed run left in the engine itself, such as containers. Files stay."""

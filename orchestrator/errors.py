@@ -93,7 +93,8 @@ class NodeError(OrchestratorError):
         self.node = node
         from worker.text import uncoloured  # here: the help of a command needs no texts
 
-        super().__init__(f"{node}: {uncoloured(message)}")
+        # a message that wraps another error of the node may name it already
+        super().__init__(f"{node}: {uncoloured(message).removeprefix(f'{node}: ')}")
 
     @property
     def reason(self) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 from orchestrator.reasons import Reason
 
@@ -51,7 +52,7 @@ class WorkAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked(Event):
-    """The user wants these failed shapes tried again. Their tries start at zero."""
+    """The user wants these shapes tried again: failed ones, whose tries start at zero, and noisy winners."""
 
     shapes: tuple[int, ...]
 
@@ -231,12 +232,16 @@ class ShapeStarted(Event):
     shape: int
 
 
+NOISE = ("the winner's time is noise",)
+"""Stands among the candidates that a result leaves out if its winner is noisy. So no reader needs another field."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShapeTuned(Event):
-    """A valid winner of the shape reached the ledger. If it is complete, it settles a shape that is not settled yet.
+    """A valid winner of the shape reached the ledger. A complete one that is not noisy settles a pending shape.
 
-    `withheld`: identities of the candidates that were left out because they faulted, on this slot alone. `earlier`:
-    those of them that faulted before this run. `cut`: the list was cut, there are more.
+    `withheld`: identities of the candidates that were left out because they faulted, on this slot alone, and NOISE.
+    `earlier`: those of them that faulted before this run. `cut`: the list was cut, there are more.
     """
 
     attempt: str
@@ -247,7 +252,13 @@ class ShapeTuned(Event):
 
     @property
     def complete(self) -> bool:
-        return not self.withheld and not self.cut
+        """Return whether no candidate was left out."""
+        return not self.cut and set(self.withheld) <= {NOISE}
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether the winner's time differs from its first time by more than noise explains."""
+        return NOISE in self.withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +331,7 @@ class FailShape(Decision):
 @dataclass(frozen=True, slots=True)
 class SettleShape(Decision):
     """The shape is tuned: the winner of `attempt` is its row. Not `confirmed`: candidates that faulted on only one slot
-    were left out."""
+    were left out. It also settles a noisy winner that is not measured again."""
 
     shape: int
     attempt: str
@@ -371,17 +382,24 @@ def to_json(record: Record) -> str:
 
 def from_json(type_: str, data: str) -> Record:
     """The inverse of `to_json`."""
+    reasons = _reason_fields(type_)
     raw: dict[str, Any] = _decode(data)[0]
     for name, v in raw.items():  # most values of most records are plain
         if type(v) is list:
             raw[name] = _tuples(v)
-        elif name in _REASONS:
+        elif name in reasons:
             raw[name] = Reason(v)
     return RECORD_TYPES[type_](**raw)
 
 
 _decode = json.JSONDecoder().raw_decode  # faster than json.loads
-_REASONS = ("reason", "outcome")
+
+
+@cache
+def _reason_fields(type_: str) -> frozenset[str]:
+    """Names of the fields whose type is Reason, alone or as one of several. The journal has them as texts."""
+    hints = get_type_hints(RECORD_TYPES[type_])
+    return frozenset(name for name, hint in hints.items() if hint is Reason or Reason in get_args(hint))
 
 
 def _tuples(v: list[Any]) -> tuple[Any, ...]:

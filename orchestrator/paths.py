@@ -19,6 +19,8 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, RunBusyError
 
+DEFAULT_RUNS = Path("runs")
+"""The folder of runs where no --runs is given."""
 RUN_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 
 
@@ -80,12 +82,23 @@ class RunPaths:
     @property
     def named(self) -> str:
         """Name of the run on a command line, with `--runs` where it is needed."""
-        runs = self.root.parent
-        return self.run if runs == Path("runs") else f"{self.run} --runs {shlex.quote(str(runs))}"
+        return f"{self.run}{runs_option(self.root.parent)}"
 
     def results(self) -> tuple[Path, ...]:
         """Result files, the most wanted first."""
         return (self.bench, self.bench_runs, self.tuned, self.failed, self.profile, self.provenance, self.merge)
+
+
+def runs_option(runs: Path) -> str:
+    """` --runs DIR` for a command line; "" for the folder that commands take by themselves."""
+    return "" if runs == DEFAULT_RUNS else f" --runs {shlex.quote(str(runs))}"
+
+
+def command_on_run(verb: str, run: str, runs: Path) -> str:
+    """`gemmfleet VERB RUN` for a run that may be another user's. `runs`: our folder of runs; if the run is not in it,
+    the command has a placeholder, so that it can hit no other run."""
+    paths = RunPaths(runs / run)
+    return command(f"{verb} {paths.named if paths.config.is_file() else f'{run} --runs ITS_FOLDER'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +157,7 @@ class RunConfig:
             return cls(**{k: v for k, v in raw.items() if k in known})
         except FileNotFoundError:
             raise InputError(f"{path} is missing: this is not a run folder") from None
-        except (OSError, TypeError, AttributeError, UnicodeDecodeError, yaml.YAMLError) as e:
+        except (OSError, TypeError, AttributeError, ValueError, yaml.YAMLError) as e:
             raise InputError(f"{path} cannot be read: {e}") from e
 
 
@@ -172,13 +185,17 @@ def list_runs(runs: Path) -> list[RunPaths]:
     """The runs in a folder, oldest first (by the creation of run.yaml, then by name)."""
     if not runs.is_dir():
         return []
-    found = [(p.stat().st_mtime, p.parent) for p in runs.glob("*/run.yaml") if p.is_file()]
+    found = []
+    for path in runs.glob("*/run.yaml"):
+        with contextlib.suppress(FileNotFoundError):  # its folder was removed meanwhile
+            if path.is_file():
+                found.append((path.stat().st_mtime, path.parent))
     return [RunPaths(root) for _, root in sorted(found, key=lambda f: (f[0], f[1].name))]
 
 
 def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
-    """The run in that folder or with that id (a unique beginning will do). If `run` is None the latest;
-    with `tuned` the latest that has tuned rows.
+    """The run in that folder or with that id (a unique beginning will do). If `run` is None the latest, but for runs
+    that skipped every shape; with `tuned` the latest that has tuned rows.
 
     Raises InputError.
     """
@@ -190,7 +207,7 @@ def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
         if not there:
             what = "there are no runs" + " with tuned rows" * tuned
             raise InputError(f"{what} in {runs}; begin one with: {command('tune SHAPES.csv')}, or give --runs DIR")
-        return there[-1]
+        return next((r for r in reversed(there) if not _skipped_all(r)), there[-1])
     if RUN_RE.match(run):
         exact = [r for r in there if r.run == run]
         found = exact or [r for r in there if r.run.startswith(run)]
@@ -199,7 +216,17 @@ def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
         if found:
             raise InputError(f"run {run!r} could be any of {_names(found)}; give more of its id")
     known = f" (there are {_names(there)})" if there else ""
-    raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `{command('runs list')}` shows them")
+    listing = command(f"runs list{runs_option(runs)}")
+    raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `{listing}` shows them")
+
+
+def _skipped_all(paths: RunPaths) -> bool:
+    """Return whether the run ended and had nothing to do, because the table had every shape."""
+    try:
+        counts = json.loads(paths.provenance.read_bytes())["counts"]
+        return bool(counts["skipped"] == counts["total"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _names(runs: Sequence[RunPaths]) -> str:
@@ -208,8 +235,9 @@ def _names(runs: Sequence[RunPaths]) -> str:
 
 
 @contextlib.contextmanager
-def run_lock(path: Path, run: str) -> Iterator[None]:
+def run_lock(paths: RunPaths) -> Iterator[None]:
     """Hold the lock of the controller that drives the run. Raise RunBusyError, which names the process that has it."""
+    path = paths.lock
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,8 +245,8 @@ def run_lock(path: Path, run: str) -> Iterator[None]:
         who = holder(path)
         os.close(fd)
         raise RunBusyError(
-            f"run {run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
-            f" (since {who.get('since', '?')}); watch it with: {command(f'status {run} --watch')}"
+            f"run {paths.run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
+            f" (since {who.get('since', '?')}); watch it with: {command(f'status {paths.named} --watch')}"
         ) from None
     os.ftruncate(fd, 0)
     who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
@@ -258,7 +286,13 @@ def leave_request(folder: Path, kind: str, **fields: Any) -> Path:
 
 
 def take_requests(folder: Path) -> list[dict[str, Any]]:
-    """Take the waiting requests out of the folder, oldest first. Files that are not requests are only removed."""
+    """Take the waiting requests out of the folder, oldest first. Files that are not requests are only removed.
+    Raises InputError if the folder is gone, as it is when a person removes the run."""
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder.parent} was removed while the run was driven, so its results are lost;"
+            " its workers finish the groups that they have, and then end"
+        )
     out = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):

@@ -69,11 +69,11 @@ def render(template: str | Path, values: dict[str, Any]) -> str:
         if isinstance(template, Path):
             return environment.from_string(template.read_text()).render(values)
         return environment.get_template(template).render(values)
+    except jinja2.TemplateNotFound as e:  # before OSError, which it is as well
+        raise TemplateError(f"templates/{e.name}: there is no such template; install gemmfleet again") from e
     except OSError as e:
         raise TemplateError(f"{name}: {e.strerror}") from e
     except jinja2.TemplateSyntaxError as e:
         raise TemplateError(f"{name}:{e.lineno}: {e.message}") from e
     except jinja2.UndefinedError as e:
         raise TemplateError(f"{name}: {e.message}") from e
-    except jinja2.TemplateNotFound as e:
-        raise TemplateError(f"no template {e}") from e

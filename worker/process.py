@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -236,6 +237,43 @@ def run_in_foreground(
 def exit_words(status: int) -> str:
     """An exit status in words: `was killed by SIGSEGV`, `exited with status 3`."""
     return f"exited with status {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
+
+
+class WorkerEnd(NamedTuple):
+    """The end of a worker, as launch.sh, tune.sh or Docker saw it. `code`: as a shell has it, 128 + N for a signal."""
+
+    code: int
+    began: float
+    ended: float
+    out_of_memory: bool
+
+    @classmethod
+    def read(cls, path: Path) -> WorkerEnd | None:
+        """The end that a script noted (`137 1790000000 1790000012 false`; Docker's times are ISO); None if none is."""
+        try:
+            code, began, ended, memory = path.read_text(errors="replace").split()
+            return cls(int(code), _seconds(began), _seconds(ended), memory == "true")
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def words(self) -> str:
+        """`it ended with code 137 (SIGKILL) after 12 s, ended from outside`."""
+        text = f"it ended with code {self.code}"
+        if self.code > 128:
+            text += f" ({signal_name(self.code - 128)})"
+        text += f" after {max(0.0, self.ended - self.began):.0f} s"
+        if self.out_of_memory:
+            return f"{text}, because its memory was used up"
+        killed = self.code in (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+        return f"{text}, ended from outside (docker kill, a user, or the kernel)" if killed else text
+
+
+def _seconds(text: str) -> float:
+    """Epoch seconds of a number, or of Docker's `2026-11-29T05:56:52.470159073Z`."""
+    if text.isdigit():
+        return float(text)
+    return datetime.fromisoformat(text[:19]).replace(tzinfo=timezone.utc).timestamp()
 
 
 def signal_name(number: int) -> str:

@@ -48,6 +48,14 @@ def and_more(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def byte_words(count: float) -> str:
+    """`275 GiB`, `1.5 GiB`, `12 MiB`: a size of memory for people."""
+    gib = count / 2.0**30
+    if gib < 1:
+        return f"{count / 2.0**20:,.0f} MiB"
+    return f"{gib:,.0f} GiB" if gib >= 10 else f"{gib:.1f} GiB"
+
+
 def did_you_mean(word: str, legal: Iterable[str]) -> str:
     """`; did you mean X?`, or nothing. X: the legal word that begins with `word` or is most similar to it, ignoring
     case and a leading `torch.`."""
@@ -73,6 +81,10 @@ def clean(text: str, limit: int = MAX_DETAIL, *, keep: str = "start") -> str:
     return data.decode(errors="ignore").strip()
 
 
+OWN_LINE = "[worker "
+"""Begins the worker's own lines in a slot's log, which explain no failure of the tuner."""
+
+
 def tail(fd: int, since: int, limit: int = 4096) -> str:
     """The cleaned end of the file from offset `since` on, at most `limit` bytes; "" if it cannot be read."""
     try:
@@ -81,6 +93,7 @@ def tail(fd: int, since: int, limit: int = 4096) -> str:
         text = os.pread(fd, max(0, size - start), start).decode(errors="replace")
         if start > since and "\n" in text:  # a cut line may begin within a sequence
             text = text.partition("\n")[2]
-        return clean(text, limit, keep="end")
+        lines = [line for line in text.split("\n") if not line.startswith(OWN_LINE)]
+        return clean("\n".join(lines), limit, keep="end")
     except OSError:
         return ""

@@ -98,6 +98,8 @@ def _stack(word: str) -> Side:
     if not sep or not (value or settings) or not ENV_NAME.match(name):
         raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
     value = str(Path(value).expanduser()) if value.startswith("~") else value
+    if value.startswith("."):
+        raise InputError(f"--env {word}: the nodes know no folder of yours; give an absolute path")
     kind = "python" if not value or value.startswith("/") else "image"
     return Side(name, variables=_variables(name, settings), **{kind: value})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -15,11 +15,12 @@ from orchestrator.command_hints import command
 from orchestrator.controller.drive import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState, keeps_today
+from orchestrator.paths import RunConfig, RunPaths, runs_option
+from orchestrator.reasons import Reason
 from orchestrator.results.bench import BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
-from orchestrator.results.recheck import NOISY_GAIN, gains, noise_note
+from orchestrator.results.recheck import gains, noise_note
 from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words
@@ -43,7 +44,7 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
             return bench_page(BenchResults.of_run(ledger, paths, config.options), state)
         c, known = ledger.counts(), ledger.replayed
         winners, failed, unconfirmed = ledger.winners(), ledger.failed(), ledger.unconfirmed()
-        vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]])
+        vs_median, noisy = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]), ledger.noisy()
         outside, flags, worths = unpromised(ledger), flag_words(known), worths_of(ledger)
         value = won_so_far(ledger, worths) if worths else None
         left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
@@ -53,7 +54,8 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     unsettled = state != "finished" and c.total > c.settled
     merged = config.db is not None and refused is None
-    steps = next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled, merged=merged)
+    reasons = {f.reason for f in failed if f.reason}
+    steps = next_steps(paths, config, tuned=c.tuned, reasons=reasons, unsettled=unsettled, merged=merged)
     page = Page({
         "run": paths.run, "state": state, "exit_code": code, "shapes": c.to_json(), "files": _files(paths),
         "next": [command(words) for words, _ in steps], "failed": _failures(failed),
@@ -65,7 +67,9 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
         "merge_refused": list(refused.faults) if refused else [],
         **({"value": {**asdict(value), "share_of_expected": value.share}} if value else {}),
     }, code)  # fmt: skip
-    add_winners(page, winners, vs_median)
+    add_winners(page, winners, vs_median, noisy)
+    if noisy:
+        page.line(f"! {noise_note([describe(w.key) for w in winners if w.shape in noisy], paths.named)}")
     page.lines((
         f"! {describe(f.key)} failed: {f.reason}{'' if f.confirmed else ' (unconfirmed)'}"
         f"{f' on {f.node} slot {f.slot}' if f.node else ''}: {f.detail}" for f in failed
@@ -76,8 +80,7 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
     if report is not None:
         page.lines((
             f"{config.db}: {row.action} {describe(v for n, v in row.key.items() if n != 'cu_num')}  "
-            f"{'' if row.old_us is None else f'{row.old_us:g} us -> '}"
-            f"{'' if row.new_us is None else f'{row.new_us:g} us'}  {row.why}" for row in report.rows
+            f"{row.times}  {row.why}" for row in report.rows
         ), more=f"all in {paths.merge.name}")  # fmt: skip
         page.line(*[f"{config.db}: the old table is kept as {report.backup}"] * bool(report.backup))
         page.line(*(f"note: {note}" for note in report.notes))
@@ -94,9 +97,10 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
         page.line(f"  that is {value.share:.1%} of what tuning every shape is expected to win")
         if left:
             of = f"{plural(len(left), 'shape')} not worth it: {left[0]}"
-            page.line(f"{of}; `resume` with a higher limit goes on with them")
+            page.line(f"{of}; with a higher limit, this goes on with them: {command(f'resume {paths.named}')}")
     page.line(*(
-        f"note: {node} ran beside other jobs (--busy share): its times may be too long; see explain {node}"
+        f"note: {node} ran beside other jobs (--busy share): its times may be too long; see:"
+        f" {command(f'explain {paths.run} {node}{runs_option(paths.root.parent)}')}"
         for node in shared
     ))  # fmt: skip
     counts = ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending"))
@@ -138,17 +142,21 @@ def _failures(failed: Sequence[ShapeState]) -> list[dict[str, Any]]:
     return [{"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in failed]
 
 
-def add_winners(page: Page, winners: Sequence[ProfileRow], gains: Mapping[int, float]) -> None:
-    """Add the winners with their times, and a note on those whose times are not to be trusted."""
-    noisy = {w.shape: describe(w.key) for w in winners[:MOST_ROWS] if gains.get(w.shape, 1.0) < NOISY_GAIN}
+def add_winners(
+    page: Page, winners: Sequence[ProfileRow], gains: Mapping[int, float], noisy: Container[int] = ()
+) -> None:
+    """Add the winners with their times. A last column names the noisy ones, and those that change nothing."""
+    notes = {w.shape: "noisy" for w in winners if w.shape in noisy}
+    notes |= {w.shape: "keeps today's entry" for w in winners if keeps_today(w.row)}
     rows = []
     for w in winners:
         gain, tflops = gains.get(w.shape), f"{w.row['tflops']:.4g}" if "tflops" in w.row else ""
         row = (describe(w.key), plain(w.kernel_name, 60), f"{w.us:.2f}", tflops, "" if gain is None else f"{gain:.2f}x")
-        rows.append((*row, *["noisy" if w.shape in noisy else ""] * bool(noisy)))
-    heads = ("shape", "best kernel", "us", "TFLOPS", "vs median", *["note"] * bool(noisy))
+        rows.append((*row, notes.get(w.shape, "")) if notes else row)
+    heads = ["shape", "best kernel", "us", "TFLOPS", "vs median"]
+    if notes:
+        heads.append("note")
     page.table(heads, rows, right=heads[2:5], more="all in tuned.csv")
-    page.line(*(f"! {note}" for note in [noise_note(list(noisy.values()))] if note))
 
 
 def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence[LeftOut]]]) -> None:
@@ -165,14 +173,17 @@ def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence
 
 
 def next_steps(
-    paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, unsettled: bool, merged: bool
+    paths: RunPaths, config: RunConfig, *, tuned: int, reasons: Collection[str], unsettled: bool, merged: bool
 ) -> list[tuple[str, str]]:
     """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first.
-    `merged`: its table took the winners."""
+    `reasons`: why shapes failed. `merged`: its table took the winners."""
     name, family, produces = paths.named, get_family(config.family), recorded_tuner(config.tuner).produces
     if unsettled:
         return [(f"resume {name}", "continues with the rest")]
-    steps = [(f"explain {name}", "why shapes failed"), (f"retry {name}", "try them again")] if failed else []
+    steps = [(f"explain {name}", "why shapes failed")] if reasons else []
+    # the tuner's verdict on a shape, such as `unsupported`, is the same the next time
+    if any(not Reason(reason).is_verdict for reason in reasons):
+        steps.append((f"retry {name}", "try them again"))
     if not tuned:
         return steps or [(f"status {name}", "shapes, nodes and progress")]
     if produces == "configs":

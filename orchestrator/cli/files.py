@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, BuildNodesOpt, BuildOpt, RunsOpt, TableFamilyOpt
+from orchestrator.cli.options import BuildNodesOpt, BuildOpt, RunsOpt, TableFamilyOpt
 from orchestrator.cli.printer import Page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import find_run
+from orchestrator.paths import DEFAULT_RUNS, find_run
 from worker.text import LEVELS, plural
 
 if TYPE_CHECKING:
@@ -119,11 +120,8 @@ def shape_of(key: dict[str, int | str]) -> str:
 
 
 def _merge_line(row: MergeRow) -> str:
-    old = "" if row.old_us is None else f"{row.old_us:g} us -> "
-    new = "" if row.new_us is None else f"{row.new_us:g} us"
-    rival = "" if row.rival_us is None else f" (old kernel in the same profile: {row.rival_us:g} us)"
     kernel = f"  {row.new_kernel[:60]}" if row.action in ("added", "replaced") else ""
-    return f"{row.action:8} {shape_of(row.key)}  {old}{new}{rival}  {row.why}{kernel}"
+    return f"{row.action:8} {shape_of(row.key)}  {row.times}  {row.why}{kernel}"
 
 
 def undo(
@@ -176,9 +174,8 @@ def check(
         document | ({"verdict": verdict, "problems": problems} if there else {}), bool(errors or (strict and unclean))
     )
     for c in found:
-        _add_table(page, c, findings=there is None)
-    texts = ("{level}: {file}:{line}: {rule}: {text}; fix: {fix}".format_map(p) for p in problems)
-    page.lines(texts, "problem", most=MOST_PROBLEMS)
+        _add_table(page, c)
+    page.lines((text for c in found for text in c.problem_lines()), "problem", most=MOST_PROBLEMS)
     counts = [(len(found), "table"), (sum(c.rows for c in found), "row"), (errors, "error"), (warnings, "warning")]
     words = [plural(n, what) for n, what in counts]
     held_to = f"{check.VERDICTS[verdict]} {there.name}: " if there else ""
@@ -187,9 +184,7 @@ def check(
     return page
 
 
-def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
-    from orchestrator.tables import kinds, textfiles
-
+def _add_table(page: Page, c: Checked) -> None:
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     page.line(f"{c.path}: {c.family or 'unknown family'}, {plural(c.rows, 'row')}" + (f" ({chips})" if chips else ""))
     if c.has_records:
@@ -201,9 +196,6 @@ def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
             "unread": "could not be read",
         }  # fmt: skip
         page.line("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
-    for (rule, level), some in sorted(c.by_rule().items() if findings else (), key=lambda f: f[0][::-1]):
-        page.line(f"  {level}: {rule}, {plural(len(some), 'time')}")
-        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), kinds.SHOWN, "    "))
 
 
 def export(
@@ -383,7 +375,7 @@ def _project(root: Path, asked: str | None) -> str:
     there = [
         p
         for p in ("aiter", "vllm", "sglang")
-        if p == root.name or any((root / d / p).is_dir() for d in (".", "python"))
+        if p == Path(os.path.abspath(root)).name or any((root / d / p).is_dir() for d in (".", "python"))
     ]
     if asked is None and len(there) > 1:
         raise InputError(f"there are {', '.join(there)}: say with --project which one to check")
@@ -391,6 +383,7 @@ def _project(root: Path, asked: str | None) -> str:
 
 
 def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str, int], compiling: bool) -> Page:
+    from worker.foreign.runner import ForeignCodeError
     from worker.triton_configs.engine import EngineError
 
     try:
@@ -398,7 +391,7 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
 
         own = root / project
         c = engine_check.check(own if own.is_dir() else root, device, sizes, compiling=compiling, say=_say)
-    except (EngineError, ImportError) as e:
+    except (EngineError, ImportError, ForeignCodeError) as e:
         raise InputError(str(e)) from e
     findings = c["findings"]
     page = Page({**c, "findings": [asdict(f) for f in findings]}, bool(c["errors"]))
@@ -410,9 +403,9 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
     return page
 
 
-def _progress(done: int, of: int) -> None:
+def _progress(text: str) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done} of {plural(of, 'bucket')} compiled", end="\n" if done == of else "", file=sys.stderr)
+        _say(text)
 
 
 def _say(text: str) -> None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
+from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
-from orchestrator.errors import InputError
-from orchestrator.paths import RunConfig, RunPaths, find_run, holder, leave_request
+from orchestrator.errors import InputError, InventoryError
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -37,10 +37,11 @@ def check_nodes(
 ) -> Page:
     """Check what every node has and what it lacks.
 
-    Exit code 3 if a node cannot be used.
+    Exit code 1 if a node cannot be used, 3 if none can.
     """
     from orchestrator.controller import node_check as check
     from orchestrator.controller.pools import check_pools, probe_pools, would_do
+    from orchestrator.image.fixes import aiter_lines
     from orchestrator.inventory import load as inventories
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
@@ -53,11 +54,19 @@ def check_nodes(
         run = f"check-{new_run_id(time.time())}"
         pools += probe_pools(known, run, lambda words: print(words, file=sys.stderr, flush=True))
     reports += pools
-    page = Page({"nodes": [r.to_json() for r in reports]}, 0 if all(r.usable for r in reports) else 3)
+    unusable = [r for r in reports if not r.usable]
+    code = 1 if unusable else 0
+    if unusable == reports:
+        code = 3
+    usable_facts = {r.node: r.facts for r in reports if r.usable}
+    fixes_of = aiter_lines(known.nodes.values(), usable_facts) if known.defaults.tuner == "aiter" else {}
+    documents = [{**r.to_json(), "aiter": fixes_of.get(r.node, "")} for r in reports]
+    page = Page({"nodes": documents}, code)
     page.table(check.COLUMNS[:-1], ([plain(cell, 60) for cell in r.row()[:-1]] for r in reports), most=len(reports))
     for words in dict.fromkeys(r.devices() for r in reports if r.usable and r.devices()):
         page.line(f"{', '.join(r.node for r in reports if r.devices() == words)}: {words}")
     page.line(*(f"{r.node}: {words}" for r in pools for words in would_do(r)))
+    page.line(*(f"{node}: {words}" for node, words in fixes_of.items()))
     page.line(*(("" if r.usable else "! ") + text for r in reports for text in r.problems()))
     return page
 
@@ -135,10 +144,12 @@ def selftest(
     folder, rows = create_run_folder(runs.absolute(), f"selftest-{new_run_id(time.time())}").root, list[Any]()
     trial = of.Trial(folder, inventory, node, 60.0 * minutes - of.ENDING_S)
     before = signal.signal(signal.SIGINT, trial.interrupt)
-    for row in of.tried(trial):
-        rows.append(row)
-        print(plain(f"{row['number']:2} {row['outcome']}: {row['statement']}"), file=sys.stderr, flush=True)
-    signal.signal(signal.SIGINT, before)
+    try:
+        for row in of.tried(trial):
+            rows.append(row)
+            print(plain(f"{row['number']:2} {row['outcome']}: {row['statement']}"), file=sys.stderr, flush=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in of.OUTCOMES}
     code = 1 if counts[of.NOT_HELD] else 0
     if counts[of.NOT_TRIED] == len(rows):
@@ -187,9 +198,11 @@ def check_inventory(
         if env:
             inventories.check_references(found.nodes.values())
     except InputError as e:
+        unset = inventories.unset_variables(path) if env else {}
+        faults = [*e.faults, *(fault for name, fault in unset.items() if f"{{env:{name}}}" not in str(e))]
         if json_:
-            Page({"ok": False, "file": str(path), "faults": e.faults}).print(as_json=True)
-        raise
+            Page({"ok": False, "file": str(path), "faults": faults}).print(as_json=True)
+        raise InventoryError(faults) from e
     nodes = [_about(node) for node in found.nodes.values()]
     fleet = {"family": found.defaults.family, "tuner": found.defaults.tuner}
     document = {"ok": True, "file": found.source, **fleet, "nodes": nodes}

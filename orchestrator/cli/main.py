@@ -25,12 +25,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"error: {line}" if not line.startswith("  ") else line, file=sys.stderr)
         sys.exit(e.exit_code)
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        is_full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        if not (is_full or e.filename):
             raise
         sys.stdout.flush()
         where = f"{e.filename}: " if e.filename else ""
-        print(f"error: {where}{e.strerror}: free some space, or write elsewhere", file=sys.stderr)
+        hint = "free some space, or write elsewhere" if is_full else "was it removed meanwhile, or is it not yours?"
+        print(f"error: {where}{e.strerror}: {hint}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    finally:
+        _say_what_was_unprotected()
+
+
+def _say_what_was_unprotected() -> None:
+    """Only a command that ran code of a tree has this module."""
+    runner = sys.modules.get("worker.foreign.runner")
+    if runner and (note := runner.unprotected()):
+        print(f"note: {note}", file=sys.stderr)

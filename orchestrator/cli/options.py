@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 import typer
 
 from orchestrator.cli.printer import Page
-
-DEFAULT_RUNS = Path("runs")
+from orchestrator.paths import DEFAULT_RUNS
 
 RunArg = Annotated[
     str | None,

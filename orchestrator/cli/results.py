@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import (
-    DEFAULT_RUNS,
     AcceptNewHostKeysOpt,
     JsonOpt,
     LimitOpt,
@@ -25,7 +24,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError
-from orchestrator.paths import RunConfig, find_run
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, find_run
 from worker.text import and_more, plural
 
 if TYPE_CHECKING:
@@ -392,7 +391,8 @@ def publish(
         bool, typer.Option("--checks/--no-checks", help="Run AITER's own checks before and after.")
     ] = True,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Text and logs; default: beside the first source.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Text and logs; default: beside the first source."),
     ] = None,
     family: TableFamilyOpt = None,
     runs: RunsOpt = DEFAULT_RUNS,
@@ -403,6 +403,7 @@ def publish(
     """
     from orchestrator.configs.merge import to_publish
     from orchestrator.results.export import RunFacts
+    from orchestrator.tables.publish import default_branch
     from orchestrator.tables.publish import publish as make
 
     paths = [Path(s) if Path(s).exists() else find_run(runs, s).root for s in sources]
@@ -410,7 +411,10 @@ def publish(
     nodes = ["-i", str(inventory.absolute())] if inventory else [first.name, "--runs", str(first.absolute().parent)]
     if verify and not inventory and not first.is_dir():
         raise InputError(f"--verify: {first} is not a run; name the nodes with -i INV")
-    out = out or (first / "publish" if first.is_dir() else first.with_suffix(".publish"))
+    branch = branch or default_branch(paths, model, family)
+    if out is None:  # each branch has a pull request, and so a text, of its own
+        above = first / "publish" if first.is_dir() else first.with_suffix(".publish")
+        out = above / branch.removeprefix("gemmfleet/").replace("/", "-")
     runner = str(Path(python).absolute()) if "/" in python else python or sys.executable
     words = nodes if verify or inventory else None
     found = make(

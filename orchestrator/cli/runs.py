@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import webbrowser
 from collections import Counter
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import (
-    DEFAULT_RUNS,
     BusyOpt,
     DetachOpt,
     GpuHoursOpt,
@@ -24,7 +24,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunConfig, find_run, list_runs
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, find_run, list_runs
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -48,10 +48,15 @@ def resume(
     Repeats at most what was in flight.
     """
     from orchestrator.cli import tuning
+    from orchestrator.ledger.reader import LedgerReader
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        was_cancelled = ledger.state == "cancelled"
     RunConfig.change(paths.config, busy=busy, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours)
+    if was_cancelled:
+        print(f"run {paths.run} was cancelled; it goes on with what is left", file=sys.stderr)
     return tuning.detach(paths) if detach else tuning.drive_here(paths, json_=json_)
 
 
@@ -60,12 +65,15 @@ def retry(
     runs: RunsOpt = DEFAULT_RUNS,
     reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
     group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
+    noisy: Annotated[bool, typer.Option("--noisy", help="Noisy winners, not failed shapes.")] = False,
     json_: JsonOpt = False,
 ) -> Page:
     """Queue the failed shapes of a run again, with fresh tries."""
     from orchestrator.cli import tuning
 
-    return tuning.retry(find_run(runs, run), reason=reason, group=group, json_=json_)
+    if noisy and reason is not None:
+        raise InputError("--noisy and --reason: a noisy winner did not fail; leave one of them out")
+    return tuning.retry(find_run(runs, run), reason=reason, group=group, noisy=noisy, json_=json_)
 
 
 def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
@@ -122,6 +130,22 @@ def logs(
             print(line, flush=True)
         lines = 0
         time.sleep(0.2 if alive else 0.0)
+    if follow:
+        print(plain(_how_it_ended(paths)), flush=True)
+
+
+def _how_it_ended(paths: RunPaths) -> str:
+    """Return why `logs --follow` has no more lines: the run's end, or that its controller died before."""
+    from orchestrator.ledger.reader import LedgerReader
+    from orchestrator.view.status import state_now
+
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        kept = ledger.state
+    state = state_now(kept, driven=False)
+    if state == kept:
+        return f"run {paths.run} is {state}"
+    resume = command(f"resume {paths.named}")
+    return f"the controller of run {paths.run} died; its workers finish what they have. Go on with: {resume}"
 
 
 def explain(
@@ -249,7 +273,8 @@ def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
     except ModuleNotFoundError as e:
         raise InputError(
             f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
-            f" pip install '.[live]' in a checkout of gemmfleet; {command('report')} without --live does not need it"
+            f" pip install '.[live]' in a checkout of gemmfleet; {command(f'report {paths.named}')} without"
+            " --live does not need it"
         ) from e
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)

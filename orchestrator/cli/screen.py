@@ -16,7 +16,7 @@ from orchestrator.cli.printer import console, plain
 from orchestrator.command_hints import command
 from orchestrator.paths import RunPaths, holder
 from orchestrator.view.status import NodeStatus, RunStatus
-from orchestrator.view.words import duration, left_words
+from orchestrator.view.words import duration, left_words, wait_words
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def summary_line(s: RunStatus) -> str:
     if s.rate_per_min:
         parts.append(f"{s.rate_per_min:.1f}/min")
     if s.eta_s is not None and c.settled < c.total:
-        parts.append(f"{left_of(s)} left")
+        parts.append(f"{left_of(s)} left{wait_words(s.waits_for)}")
     return ", ".join(parts)
 
 
@@ -184,7 +184,7 @@ def picture(s: RunStatus) -> RenderableType:
     )  # fmt: skip
     counts = Text.assemble("  ", *((f"{n} {word}  ", style if n else "dim") for n, word, style in words))
     counts.append(f"{s.rate_per_min:.1f} shapes/min  " if s.rate_per_min else "")
-    counts.append(f"{left_of(s)} left" if s.eta_s is not None and c.settled < c.total else "")
+    counts.append(f"{left_of(s)} left{wait_words(s.waits_for)}" if s.eta_s is not None and c.settled < c.total else "")
     table = Table(box=None, show_header=True, header_style="dim", padding=(0, 1), expand=True)
     for heading, width in (("node", 16), ("slot", 5), ("state", 12), ("for", 7)):
         table.add_column(heading, no_wrap=True, min_width=min(width, 5), max_width=width)

@@ -109,6 +109,8 @@ def from_model(
     from orchestrator.shapes.vllm_files import vllm_shapes
 
     _refuse_two_documents(json_, out)
+    if engine and layers:
+        raise InputError("--layers: not with --engine, whose lists hold every layer; take rows out of OUT.csv")
     columns, only = _columns(set_), [w.strip() for w in layers.split(",") if w.strip()]
     of, ranks = get_family(family or DEFAULT_FAMILY), Ranks(tp, ep, fuse_shared)
     ms = list(USUAL_KEYS) if engine and not m else parse_m(m)
@@ -251,7 +253,8 @@ def _misses(
         documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": lines, "counts": counts})
     page = Page({"families": documents, "notes": [*notes, *risks]})
     (page.line if out else page.aside)(*texts, *notes)
-    page.line(*[f"written: {out}" if len(families) == 1 else "written: one list per family"] * bool(out))
+    if out:
+        page.line(f"written: {', '.join(str(_file(out, name, families)) for name in families)}")
     return page
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, OrchestratorError, RunBusyError
 from orchestrator.paths import RunPaths, holder, leave_request
-from orchestrator.view.words import left_words
-from worker.text import did_you_mean, plural
+from orchestrator.shapes.model import describe
+from orchestrator.view.words import left_words, wait_words
+from worker.text import and_more, did_you_mean, plural
 
 if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from orchestrator.controller.prepare import Prepared, RunRequest
     from orchestrator.ledger.reader import LedgerReader
     from orchestrator.planning.plan import Plan
+
+DETACH_S = 20.0
+"""Seconds that `--detach` waits until the controller in the background holds the run's lock."""
 
 
 def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
@@ -83,8 +88,12 @@ def plan_page(prepared: Prepared) -> Page:
     from orchestrator.planning.plan import seconds_of
 
     plan, family = prepared.plan, prepared.family
-    page = Page(plan.to_json())
+    named = _names_by_state(prepared) if prepared.request.db is not None else {}
+    shown = {f"{word}_shapes": {"count": len(names), "names": names[:MOST_NAMES]} for word, names in named.items()}
+    of_aiter = _aiter_of(prepared) if prepared.config.tuner == "aiter" else {}
+    page = Page({**plan.to_json(), **shown, "aiter": of_aiter})
     page.line(*(f"note: {note}" for note in plan.notes))
+    page.line(*(f"{word}: {and_more(names, MOST_NAMES)}" for word, names in named.items() if names))
     keys = {s.id: s.key_dict(family) for s in prepared.listed.shapes}
     work = [(w, [keys[i] for unit in w.units for i in unit]) for w in plan.work]
     shared_by_all = set.intersection(*(set(of[0].items()) for _, of in work)) if work else set()
@@ -94,11 +103,13 @@ def plan_page(prepared: Prepared) -> Page:
         sizes = [int(key[family.m_column]) for key in of]
         shared = " ".join(f"{k}={v}" for k, v in of[0].items() if k not in (family.m_column, *everywhere))
         span = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}..{max(sizes)}"
-        rows.append((str(len(sizes)), span, shared, f"{seconds_of(w):.1f} s", "each alone" if w.alone else ""))
+        cost = f"{seconds_of(w):.1f} s" if plan.known else "not known"
+        rows.append((str(len(sizes)), span, shared, cost, "each alone" if w.alone else ""))
     page.table(("shapes", family.m_column, "shared key", "cost", ""), rows, right=("shapes", "cost"))
     if everywhere:
         page.line(f"everywhere: {' '.join(f'{k}={everywhere[k]}' for k in family.key_names if k in everywhere)}")
     page.table(("node", "slots"), ((node, str(n)) for node, n in plan.nodes.items()), "node", right=("slots",))
+    page.line(*(f"{node}: {words}" for node, words in of_aiter.items()))
     probed = plural(n, "node was probed", "nodes were probed") if (n := len(prepared.reports)) else "no node was probed"
     page.line(f"cost: {plan.cost_source}", headline(plan), f"{probed}; nothing was started or written (--plan)")
     if not plan.nodes:
@@ -106,21 +117,51 @@ def plan_page(prepared: Prepared) -> Page:
     return page
 
 
+def _aiter_of(prepared: Prepared) -> dict[str, str]:
+    """Return a sentence on the AITER of each node of a plan, and the fixes that its files need."""
+    from orchestrator.image.fixes import UNKNOWN, aiter_lines
+
+    facts = {r.node: r.facts for r in prepared.reports if r.node in prepared.plan.nodes}
+    machines = [plan.source for plan in prepared.nodes if plan.source is not None]
+    leased = dict.fromkeys(prepared.plan.leases, f"AITER: {UNKNOWN}")
+    return {**aiter_lines(machines, facts), **leased}
+
+
+MOST_NAMES = 20
+"""Most shapes of a plan that are named; the rest are counted."""
+
+
+def _names_by_state(prepared: Prepared) -> dict[str, list[str]]:
+    """The shapes that are skipped, because the table has them, and those that are new to it."""
+    left_out = set(prepared.plan.skipped)
+    skipped = [describe(s.key) for s in prepared.listed.shapes if s.id in left_out]
+    new = [describe(s.key) for s in prepared.listed.shapes if s.id not in left_out]
+    return {"skipped": skipped, "new": new}
+
+
 def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
-    """Write the scripts of runs, for `--render`, and return where they are. Raises InputError."""
-    from orchestrator.controller.drive import write_scripts
+    """Write the node folders of runs, for `--render`, and return where they are; exit code 3 if a node was left out.
+    Raises InputError."""
+    from orchestrator.controller.drive import node_files_of, write_files
+    from orchestrator.controller.node_plan import node_folders
 
     above = {one.family.name: f"{one.family.name}/" if len(prepared) > 1 else "" for one in prepared}
     plans = {above[one.family.name] + plan.node: (plan, one.config) for one in prepared for plan in one.nodes}
     try:
-        files = {node: write_scripts(*plans[node], folder / node) for node in plans}
+        files = {node: node_files_of(*planned) for node, planned in plans.items()}
+        for node, (plan, _) in plans.items():
+            write_files(folder / node, files[node])
+            for below in node_folders(plan.slots):  # so that it can be run by hand
+                (folder / node / below).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as e:
         raise InputError(f"{e.filename}: cannot be written: {e.strerror}; name another folder with --render") from e
     names = {node: sorted(name for name in of if "/" not in name) for node, of in files.items()}
     notes = list(dict.fromkeys(note for one in prepared for note in one.plan.notes))
-    page = Page({"folder": str(folder), "nodes": names, "notes": notes})
+    left_out = sorted({r.node for one in prepared for r in one.reports if not r.usable})
+    page = Page({"folder": str(folder), "nodes": names, "notes": notes}, 3 if left_out else 0)
     page.line(*(f"note: {note}" for note in notes))
-    page.line(*(f"written: {folder / node}: {', '.join(of)}" for node, of in names.items()))
+    page.line(*(f"written: {folder / node}: {', '.join(of)}, code/" for node, of in names.items()))
+    page.line(*[f"! left out: {', '.join(left_out)} (see the notes)"] * bool(left_out))
     page.line("nothing was started, no node was asked: a run adds the cores near each GPU, and a lease its own GPUs")
     return page
 
@@ -137,11 +178,20 @@ def _where(plan: Plan) -> str:
     """Return the slots of a plan, and when its end is expected."""
     if not plan.nodes:
         return "no slot"
-    leases, left = sum(plan.leases.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
-    left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
+    leases = sum(plan.leases.values())
     counts = {"node": len(plan.nodes) - len(plan.leases), "lease": leases}
     places = " and ".join(plural(n, what) for what, n in counts.items() if n)
-    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {left}"
+    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {_how_long(plan)}"
+
+
+def _how_long(plan: Plan) -> str:
+    """Return when the end of a plan is expected, and what the run waits for before."""
+    if not plan.known:
+        return f"how long it takes is not known{wait_words(plan.waits_for)}"
+    left = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
+    words = left if left.startswith("about") else f"about {left}"
+    words += wait_words(plan.waits_for)
+    return f"{words}; a first guess" if plan.first_guess else words
 
 
 def start(prepared: Prepared, options: RunOptions) -> Page:
@@ -217,18 +267,24 @@ def detach(paths: RunPaths) -> Page:
     argv = [sys.executable, "-m", "orchestrator", "resume", paths.run, "--runs", runs]
     with log.open("ab") as out:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    until = time.monotonic() + 20.0
-    while time.monotonic() < until and not holder(paths.lock):
-        if child.poll() is not None:
-            tail = log.read_text(errors="replace")[-2000:]
-            if child.returncode not in (0, 1):
-                raise InputError(f"the controller ended at once with code {child.returncode}:\n{tail}")
-            break
+    pid, exit_code, drives = child.pid, child.poll(), False
+    until = time.monotonic() + DETACH_S
+    while exit_code is None and not drives and time.monotonic() < until:
         time.sleep(0.05)
-    child.returncode = child.returncode or 0  # it outlives this process, which does not wait for it
-    page = Page({"run": paths.root.name, "pid": child.pid, "folder": str(paths.root)})
+        exit_code = child.poll()
+        drives = holder(paths.lock).get("pid") == pid
+    if exit_code not in (None, 0, 1):
+        tail = log.read_text(errors="replace")[-2000:]
+        raise InputError(f"the controller ended at once with code {exit_code}:\n{tail}")
+    child.returncode = exit_code or 0  # it outlives this process, which does not wait for it
+    page = Page({"run": paths.root.name, "pid": pid, "folder": str(paths.root)})
     page.line(paths.root.name)
-    page.aside(f"the controller is process {child.pid}; watch it: {command(f'status {paths.named} --watch')}")
+    if exit_code is not None:
+        page.aside(f"the controller has ended already, with code {exit_code}: {command(f'status {paths.named}')}")
+    elif drives:
+        page.aside(f"the controller is process {pid}; watch it: {command(f'status {paths.named} --watch')}")
+    else:
+        page.aside(f"process {pid} was started {DETACH_S:g} s ago, and does not drive the run yet: look into {log}")
     return page
 
 
@@ -244,31 +300,36 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
         os.rename(aside, paths.inventory)
 
 
-def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> Page:
-    """Queue failed shapes again, through the run's controller or by driving the run here."""
+def retry(paths: RunPaths, *, reason: str | None, group: str | None, noisy: bool, json_: bool) -> Page:
+    """Queue failed shapes or noisy winners again, through the run's controller or by driving the run here."""
     from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
         members = set(ledger.replayed.attempts[group].shapes) if group else None
-        failed = [f.id for f in ledger.failed(reason) if members is None or f.id in members]
+        found = ledger.noisy() if noisy else [f.id for f in ledger.failed(reason)]
+        wanted = [shape for shape in found if members is None or shape in members]
         reasons, counts = list(ledger.failures()), ledger.counts()
-    page = Page({"run": paths.run, "queued": len(failed)})
-    if not failed:
+    page = Page({"run": paths.run, "queued": len(wanted)})
+    if noisy and not wanted:
+        page.line("nothing to retry: no winner is noisy")
+        return page
+    if not wanted:
         which = "".join(f" with {w}" for w in (reason and f"reason {reason!r}", group and f"group {group!r}") if w)
         there = f"failed shapes have: {', '.join(reasons)}" if reasons else "no shape failed"
         page.line(f"nothing to retry: no failed shape{which} ({there})")
         if counts.pending and not holder(paths.lock):
             page.line(f"{plural(counts.pending, 'shape')} pending; go on with: {command(f'resume {paths.named}')}")
         return page
+    what = plural(len(wanted), "noisy winner" if noisy else "failed shape")
     if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
-            leave_request(paths.requests, "retry", shapes=failed)
+            leave_request(paths.requests, "retry", shapes=wanted)
         watch = command(f"status {paths.named} --watch")
-        page.line(f"{plural(len(failed), 'failed shape')} queued again; watch: {watch}")
+        page.line(f"{what} queued again; watch: {watch}")
         return page
-    print(f"trying {plural(len(failed), 'failed shape')} again", file=sys.stderr if json_ else sys.stdout)
-    return drive_here(paths, json_=json_, retry=tuple(failed))
+    print(f"trying {what} again", file=sys.stderr if json_ else sys.stdout)
+    return drive_here(paths, json_=json_, retry=tuple(wanted))
 
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
@@ -284,32 +345,50 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
     groups = list(ledger.replayed.attempts)
     if group is not None and group not in groups:
         near = did_you_mean(group, groups)
-        raise InputError(f"run {paths.run} has no group {group!r}{near} ({command(f'explain {paths.run}')} lists them)")
+        listing = command(f"explain {paths.named}")
+        raise InputError(f"run {paths.run} has no group {group!r}{near} ({listing} lists them)")
 
 
 def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
-    """Stop the run, through its controller or, without one, on the nodes directly. A finished run without a worker
-    stays as it is. Raises InputError."""
+    """Stop the run, through its controller or, without one, on the nodes directly. A finished run stays finished; only
+    workers that run again on its nodes, such as containers that came back, are stopped. Raises InputError."""
     from orchestrator.controller.drive import drive
 
     controller, page = holder(paths.lock), Page()
     state, nodes = _farewell(paths)
-    over = state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values())
+    if not controller and state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values()):
+        _add_cancelled(page, paths, state, _looked_at_again(paths, nodes, settings))
+        page.print()
+        return
     if controller:
         leave_request(paths.requests, "cancel")
         until = time.monotonic() + 60.0
         while holder(paths.lock):
             if time.monotonic() > until:
                 raise InputError(
-                    f"the controller (process {controller.get('pid')}) did not end within 60 s; end it and run cancel"
-                    " again"
+                    f"the controller (process {controller.get('pid')}) did not end within 60 s; end it, then:"
+                    f" {command(f'cancel {paths.named}')}"
                 )
             time.sleep(0.1)
-    elif not over:
+    else:
         drive(paths, make_view(quiet=True), cancel=True, settings=settings)
         page.line(f"run {paths.root.name}: no controller was driving it")
-    _add_cancelled(page, paths, over=over)
+    _add_cancelled(page, paths, *_farewell(paths))
     page.print()
+
+
+def _looked_at_again(
+    paths: RunPaths, nodes: dict[str, dict[str, Any]], settings: DriveSettings | None
+) -> dict[str, dict[str, Any]]:
+    """Return what the last controller of a finished run found on each node (`nodes`), brought up to date by a look at
+    the machines. Leases are given back with the run, and nobody looks at a node again that had no worker."""
+    from orchestrator.controller.runs import stop_left_workers
+
+    seen = {node: was if was["ran"] is None else was | {"ran": 0} for node, was in nodes.items()}
+    for node, stopped in stop_left_workers(paths, settings.reach if settings else None).items():
+        if stopped.ran or seen.get(node, {}).get("ran") is not None:
+            seen[node] = asdict(stopped)
+    return seen
 
 
 def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
@@ -318,17 +397,15 @@ def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         seen = ledger.meta("farewell", {})
-        return ledger.state, seen["nodes"] if seen.get("epoch") == ledger.meta("epoch", 0) else None
+        return ledger.state, seen.get("nodes") if seen.get("epoch") == ledger.meta("epoch", 0) else None
 
 
-def _add_cancelled(page: Page, paths: RunPaths, *, over: bool) -> None:
-    """Add how the run ended, and what its last controller found on each node. `over`: no worker ran any more."""
-    state, nodes = _farewell(paths)
+def _add_cancelled(page: Page, paths: RunPaths, state: str, nodes: dict[str, dict[str, Any]] | None) -> None:
+    """Add how the run ended, and what was found on each node; None: its last controller did not look."""
     page.line(f"run {paths.root.name} is {state}")
     if nodes is None:
-        page.line("its last controller ended without checking the nodes: run cancel again")
+        page.line(f"its last controller ended without checking the nodes: {command(f'cancel {paths.named}')}")
         return
-    nodes = {n: s | {"ran": 0} if over else s for n, s in nodes.items()}
     well = {n: s["ran"] for n, s in sorted(nodes.items()) if not s["left"]}
     for words, there in (
         (f"stopped {plural(sum(n or 0 for n in well.values()), 'worker')} on", [n for n, ran in well.items() if ran]),

@@ -9,14 +9,14 @@ there is no trial, and gemmfleet's own reading counts.
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from orchestrator.configs.check import lint_content
@@ -26,7 +26,9 @@ from orchestrator.errors import InputError
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.textfiles import csv_records, write_csv
 from worker.families import FAMILIES
-from worker.text import Finding, and_more, clean, plural
+from worker.foreign.runner import ForeignCodeError, Limits
+from worker.foreign.runner import call as run_alone
+from worker.text import Finding, and_more, plural
 from worker.triton_configs.kinds import BY_CONFIG, Caller, ConfigKind, readers
 from worker.triton_configs.resolve import (
     CONFIGS,
@@ -45,44 +47,7 @@ from worker.triton_configs.resolve import (
 LIST = "recheck.csv"
 Shape = tuple[int | None, int, int, int]
 """(B, N, K, M), B None where the kind has none."""
-LIMIT_S = 300.0
-_PROGRAM = """
-import json, sys, types
-root, request = sys.argv[1], json.load(sys.stdin)
-arch = int(request["arch"]) if request["arch"].isdigit() else request["arch"]
-import triton
-from triton.backends.compiler import GPUTarget
-class Driver:
-    def get_current_target(self):
-        return GPUTarget("cuda" if isinstance(arch, int) else "hip", arch, 64)
-triton.runtime.driver.set_active(Driver())
-sys.path.insert(0, root)
-how = "imported as it is"
-try:
-    if request["alone"]:
-        raise InterruptedError
-    from aiter.ops.triton.utils import gemm_config_utils as loader
-except Exception as e:
-    how = f"the loader alone ({type(e).__name__} in `import aiter`)"
-    for name in [n for n in sys.modules if n.split(".")[0] == "aiter"]:
-        del sys.modules[name]
-    for name in ("aiter", "aiter.ops", "aiter.ops.triton", "aiter.ops.triton.utils", "aiter.ops.triton.utils._triton"):
-        sys.modules[name] = package = types.ModuleType(name)
-        package.__path__ = [root + "/" + name.replace(".", "/")]
-    from aiter.ops.triton.utils import gemm_config_utils as loader
-answers = []
-for call in request["calls"]:
-    if "bounds" in call:
-        call["bounds"] = tuple(call["bounds"])
-    try:
-        found = loader.get_gemm_config(**call)
-        answers.append(found if isinstance(found, tuple) else (found, None))
-    except Exception as e:
-        answers.append((None, f"{type(e).__name__}: {e}"))
-print("\\n" + json.dumps({"answers": answers, "how": how, "triton": triton.__version__}))
-"""
-
-
+LIMITS = Limits(seconds=300, memory=16 << 30)
 Call = dict[str, Any]
 """Arguments of one call of `get_gemm_config`, None for those not given; K is the logical one."""
 
@@ -254,32 +219,75 @@ def otherwise(root: Path, function: str, after: bool, shape: str, values: Bucket
     return InputError(f"{root}: {function} {what}: {shape} gives {json.dumps(values)}")
 
 
+class Answers(NamedTuple):
+    """Answers of `look_up`: values, None where a call failed; how the loader was imported; Triton's version."""
+
+    values: list[Bucket | None]
+    how: str
+    triton: str
+
+
 def run_trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = False) -> Trial:
     """Ask the real function; `alone` its three files without the rest of `aiter`, which takes seconds to import.
 
     No exception: what stands in the way is in `why_not`.
     """
     arguments = [{k: v for k, v in call.items() if v is not None} for call in calls]
-    request = json.dumps({"arch": arch, "alone": alone, "calls": arguments})
-    env = {**os.environ, "AITER_TRITON_ONLY": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""}
+    env = {"AITER_TRITON_ONLY": "1"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, str(root.resolve())],
-            input=request, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return Trial(why_not=f"the trial did not run: {e}")
-    if done.returncode:
-        last = clean(done.stderr, 300, keep="end").splitlines()[-1:] or ["no message"]
-        missing = (
-            "; pip install '.[triton]' in a checkout of gemmfleet"
-            if re.search("No module named '(?!aiter)", last[0])
-            else ""
-        )
-        return Trial(why_not=f"AITER's function cannot run here: {last[0]}{missing}")
-    document = json.loads(done.stdout.strip().splitlines()[-1])
-    answers = tuple(values for values, _ in document["answers"])
-    return Trial(answers, f"get_gemm_config with Triton {document['triton']}, {document['how']}")
+        answers = run_alone(look_up, root, arch, alone, arguments, limits=LIMITS, env=env, packages=True)
+    except (OSError, ForeignCodeError) as e:
+        extra = ""
+        if re.search("No module named '(?!aiter)", str(e)):
+            extra = "; pip install '.[triton]' in a checkout of gemmfleet"
+        return Trial(why_not=f"AITER's function cannot run here: it {e}{extra}")
+    if len(answers.values) != len(calls):
+        return Trial(why_not=f"AITER's function gave {len(answers.values)} answers to {len(calls)} calls")
+    return Trial(tuple(answers.values), f"get_gemm_config with Triton {answers.triton}, {answers.how}")
+
+
+def look_up(root: Path, arch: str, alone: bool, calls: list[Call]) -> Answers:
+    """Call the `get_gemm_config` of a tree. It runs code of the tree: call it in a process of its own."""
+    import triton
+
+    _name_chip(triton, int(arch) if arch.isdigit() else arch)
+    sys.path.insert(0, str(root))
+    how = "imported as it is"
+    try:
+        if alone:
+            raise InterruptedError
+        importlib.import_module("aiter.ops.triton.utils.gemm_config_utils")
+    except Exception as e:  # noqa: BLE001 - whatever the tree raises
+        how = f"the loader alone ({type(e).__name__} in `import aiter`)"
+        _leave_packages_empty(root)
+    loader = importlib.import_module("aiter.ops.triton.utils.gemm_config_utils")
+    values: list[Bucket | None] = []
+    for call in calls:
+        if "bounds" in call:
+            call["bounds"] = tuple(call["bounds"])
+        try:
+            found = loader.get_gemm_config(**call)
+            values.append(found[0] if isinstance(found, tuple) else found)
+        except Exception:  # noqa: BLE001 - whatever the tree raises
+            values.append(None)
+    return Answers(values, how, triton.__version__)
+
+
+def _name_chip(triton: Any, arch: int | str) -> None:
+    """Make a Triton without a GPU name the chip."""
+    from triton.backends.compiler import GPUTarget
+
+    target = GPUTarget("cuda" if isinstance(arch, int) else "hip", arch, 64)
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
+
+
+def _leave_packages_empty(root: Path) -> None:
+    """Let the loader's packages be folders whose `__init__` does not run."""
+    for name in [n for n in sys.modules if n.split(".")[0] == "aiter"]:
+        del sys.modules[name]
+    for name in ("aiter", "aiter.ops", "aiter.ops.triton", "aiter.ops.triton.utils", "aiter.ops.triton.utils._triton"):
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [str(root.joinpath(*name.split(".")))]
 
 
 def _below_gemm(module: str) -> str:

@@ -18,7 +18,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from worker.text import LEVELS, Finding, Level, clean
+from worker.foreign.answer import report
+from worker.foreign.runner import ForeignCodeError, Limits, call
+from worker.text import LEVELS, Finding, Level, clean, plural
 from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind, kinds_of
 from worker.triton_configs.resolve import (
     CONFIGS,
@@ -35,6 +37,8 @@ from worker.triton_configs.resolve import (
 )
 from worker.tuners.aiter_triton.spec import NotImportableError, tuned_kinds
 
+COMPILE_LIMITS = Limits(seconds=4 * 3600, memory=16 << 30, output=1 << 30, processes=1024)
+"""All buckets of a chip take an hour on 16 cores. A process a core compiles, and starts compilers of its own."""
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
 WAY_OUT = "pip install '.[triton,torch]' in a checkout of gemmfleet, or leave out --compile"
@@ -95,7 +99,7 @@ def check(
     size: Size = (None, None),
     *,
     compiling: bool = False,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Checked:
     """Lint a chip's files, and compile their buckets if asked. With a size, only files for this size and default files.
 
@@ -141,20 +145,40 @@ def _to_compile(resolver: Resolver, files: Sequence[Shipped], size: Size) -> Ite
                 yield Compiled(file.kind.name, file.at, read.line(bucket), bucket, (m, n, k, b), read.buckets[bucket])
 
 
-def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callable[[int, int], None]) -> list[Compiled]:
-    """Return the buckets in their order, compiled on all cores that this process may use.
+def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callable[[str], None]) -> list[Compiled]:
+    """Return the buckets in their order, compiled. Raises InputError."""
+    if not (find_spec("triton") and find_spec("torch")):
+        raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
+    try:
+        compiled = call(
+            compile_buckets, root, gfx, buckets,
+            limits=COMPILE_LIMITS, packages=True, env=cache_of_triton(), raises=(InputError,), progress=progress,
+        )  # fmt: skip
+    except (OSError, ForeignCodeError) as e:
+        raise InputError(f"{root}: compiling its configs {e}") from e
+    results = [(c.kind, c.path, c.bucket) for c in compiled]
+    if results != [(b.kind, b.path, b.bucket) for b in buckets]:
+        raise InputError(f"{root}: compiling its configs gave other buckets than were asked for")
+    return compiled
+
+
+def cache_of_triton() -> dict[str, str]:
+    """The variable that keeps compiled code for the next check, although the home of the process is empty."""
+    return {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")}
+
+
+def compile_buckets(root: Path, gfx: str, buckets: list[Compiled]) -> list[Compiled]:
+    """Compile buckets on all cores that this process may use. It runs code of the tree: call it on its own.
 
     Raises InputError, once for all buckets, if this Python cannot import AITER's wrappers.
     """
-    if not (find_spec("triton") and find_spec("torch")):
-        raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
     workers = min(len(os.sched_getaffinity(0)), len(buckets)) or 1
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         results = [pool.submit(compile_bucket, root, gfx, b) for b in buckets]
         try:
             for done, result in enumerate(as_completed(results), 1):
                 result.result()
-                progress(done, len(buckets))
+                report(f"{done} of {plural(len(buckets), 'bucket')} compiled")
         except NotImportableError as e:
             pool.shutdown(cancel_futures=True)
             way_out = WAY_OUT if str(e).startswith("no module") else "run this in AITER's image, or leave out --compile"

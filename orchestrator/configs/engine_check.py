@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any
 
 import triton
 
-from orchestrator.configs.check import outliers
+from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton, outliers
+from worker.foreign.answer import report
+from worker.foreign.runner import call
 from worker.text import LEVELS, Finding, and_more
 from worker.triton_configs.engine import FOLDERS, EngineError, Values, locate
 from worker.triton_configs.keys import USUAL_KEYS, served
@@ -34,12 +37,36 @@ Faults = dict[Fault, list[int]]
 """Keys of a file by what is wrong with them; none if it is wrong with the whole file."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedEngine:
+    """The result of a check. `compiled` has an item for each entry of which Triton makes different code."""
+
+    project: str
+    version: str
+    triton: str
+    files: int
+    findings: list[Finding]
+    compiled: dict[str, Values]
+
+
 def check(
     root: Path, device: str | None, sizes: Mapping[str, int], *, compiling: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `compiling`: and
-    compile their entries. Returns the document of `--json`; `compiled` has an item for each entry of which Triton makes
-    different code. Raises EngineError."""
+    compile their entries. Returns the document of `--json`. Raises EngineError, ForeignCodeError."""
+    done = call(
+        check_files, root, device, sizes, compiling,
+        limits=COMPILE_LIMITS, packages=True, env=cache_of_triton(), raises=(EngineError,), progress=say,
+    )  # fmt: skip
+    return {
+        "project": done.project, "version": done.version, "triton": done.triton, "files": done.files,
+        "entries": len(done.compiled), "findings": done.findings, "compiled": done.compiled if compiling else {},
+        **{f"{level}s": sum(f.level == level for f in done.findings) for level in LEVELS},
+    }  # fmt: skip
+
+
+def check_files(root: Path, device: str | None, sizes: dict[str, int], compiling: bool) -> CheckedEngine:
+    """`check` itself. It runs code of the engine: call it in a process of its own."""
     project, package, version = locate(root)
     paths = (p for folder in FOLDERS[project] for p in (package / folder / "configs").rglob("*.json"))
     named = [f for f in map(File.of, paths) if f and device in (None, f.device)]
@@ -55,15 +82,11 @@ def check(
             compiled |= results
             if compiling:
                 rate = len(compiled) / (time.monotonic() - begin)
-                say(f"{n} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
+                report(f"{n} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
     if device is None and not sizes:
         findings += _unread_folders(package, files, findings)
     findings.sort(key=lambda f: (LEVELS.index(f.level), f.rule, f.path, f.line))
-    return {
-        "project": project, "version": version, "triton": triton.__version__, "files": len(files),
-        "entries": len(compiled), "findings": findings, "compiled": compiled if compiling else {},
-        **{f"{level}s": sum(f.level == level for f in findings) for level in LEVELS},
-    }  # fmt: skip
+    return CheckedEngine(project, version, triton.__version__, len(files), findings, compiled)
 
 
 def look(package: Path, compiling: bool, file: File) -> tuple[list[Finding], dict[str, Values]]:

@@ -17,6 +17,7 @@ from orchestrator.configs.aiter import Lookup, Trial, otherwise
 from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import Measured, Winner, WonFile, words
 from orchestrator.errors import InputError
+from worker.foreign.runner import ForeignCodeError
 from worker.text import Finding, and_more
 from worker.triton_configs.engine import Device, Engine, EngineError, Layer, ask, load, locate, unpack
 from worker.triton_configs.keys import Segment, served, written
@@ -69,15 +70,20 @@ class Facts(NamedTuple):
     aliases: dict[str, str]
 
 
-def about(root: Path, device: Device, others: Sequence[Device], layers: Sequence[Layer]) -> dict[Layer, Facts]:
-    """The facts of each layer, asked in a fresh process."""
+def about(root: Path, device: Device, others: Sequence[Device], layers: Sequence[Layer]) -> list[Facts]:
+    """The facts of each layer in their order, asked in a fresh process."""
     aliases = {layer: {d.name: load(root, d).file_name(layer) for d in others} for layer in layers}
     engine = load(root, device)
-    return {
-        x: Facts(engine.folders(x)[0] / engine.file_name(x), engine.found(x), _today(engine, x),
-                 engine.source_hash(x.op), aliases[x])
+    return [
+        Facts(
+            engine.folders(x)[0] / engine.file_name(x),
+            engine.found(x),
+            _today(engine, x),
+            engine.source_hash(x.op),
+            aliases[x],
+        )
         for x in layers
-    }  # fmt: skip
+    ]
 
 
 def gives(root: Path, device: Device, calls: Sequence[tuple[Layer, int]]) -> list[Bucket]:
@@ -98,7 +104,8 @@ class EngineTree:
         self.notes, self._planned = list[str](), dict[Path, tuple[list[Segment], list[Segment]]]()
         names = [name for names in SPELLINGS if self.device.name in names for name in names]
         others = [Device(name, self.device.arch) for name in names if name != self.device.name]
-        self._facts = self._ask(about, others, list(dict.fromkeys(x for f in files for x in _layers(f.rows))))
+        layers = list(dict.fromkeys(x for f in files for x in _layers(f.rows)))
+        self._facts = dict(zip(layers, self._ask(about, others, layers, answers=len(layers)), strict=True))
 
     def lay_out(self, won: WonFile) -> Layout:
         """The file that holds winners, with its text. Raises ValueError."""
@@ -174,7 +181,7 @@ class EngineTree:
 
     def prove(self, some: Sequence[Lookup], *, after: bool = True) -> Trial:
         """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""
-        said = self._ask(gives, [call for call, _, _ in some])
+        said = self._ask(gives, [call for call, _, _ in some], answers=len(some))
         for ((layer, m), now, then), values in zip(some, said, strict=True):
             if values != (then if after else now):
                 raise otherwise(self.root, f"{NAMES[self.project]}'s look-up", after, f"M={m} {words(layer)}", values)
@@ -182,13 +189,16 @@ class EngineTree:
             raise InputError(faults)
         return Trial(how=f"the look-up of {self.name}", notes=tuple(self.notes))
 
-    def _ask(self, question: Callable[..., T], *args: Any) -> T:
-        """The answer of a fresh process. Raises InputError."""
+    def _ask(self, question: Callable[..., list[T]], *args: Any, answers: int) -> list[T]:
+        """The answers of a fresh process. Raises InputError."""
         env = {OVERRIDE: str(self.root)} if self.root != self.package else {}
         try:
-            return ask(env, question, self.package, self.device, *args)
-        except EngineError as e:
+            given = ask(env, question, self.package, self.device, *args)
+        except (EngineError, ForeignCodeError, OSError) as e:
             raise InputError(f"{self.package}: {e}") from e
+        if len(given) != answers:
+            raise InputError(f"{self.package}: gave {len(given)} answers to {answers} questions")
+        return given
 
 
 def _today(engine: Engine, layer: Layer) -> list[Segment]:

@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.configs import engines
 from orchestrator.configs.aiter import AiterTree, journal_of
+from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, WonFile, read_winners
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
@@ -118,17 +119,15 @@ def merge(
             }}
             for c in out.changes
         ]  # fmt: skip
+        neighbours = [*journals_of(root), *journals_of(journal.root), *journals_of(journal.root.parent)]
         entry = {
-            "run": run.name, "time": utc(time.time()), "gemmfleet": __version__,
+            "run": run.name, "number": 1 + max(j.last_number for j in neighbours), "time": utc(time.time()),
+            "gemmfleet": __version__,
             "facts": {k: v for k, v in provenance_of(run).items() if k in _FACTS},
             **({"checked": list(checked)} if checked else {}), "buckets": buckets,
         }  # fmt: skip
-        journal.record(entry, {c.path: (c.before, c.after) for c in out.changes})
-        try:
+        with journal.noted(entry, {c.path: (c.before, c.after) for c in out.changes}):
             trials = [trees[device].prove(some) for device, some in asked.items()]
-        except BaseException:
-            journal.take_back()
-            raise
         out.lookups = sum(map(len, asked.values()))
         out.proof = "; ".join(dict.fromkeys(t.how for t in trials if t.how))
         out.notes += {f"proven by gemmfleet's own reading only: {t.why_not}" for t in trials if t.why_not}
@@ -136,11 +135,19 @@ def merge(
     return out
 
 
-def undo(root: Path) -> dict[str, Any]:
-    """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since."""
+def journals_of(root: Path) -> list[Journal]:
+    """The journals that a tree can have: of AITER's configs, of an override folder or package, of a vLLM in it."""
     journals = [journal_of(root)] if (root / CONFIGS).is_dir() else []
-    journals += [engines.journal_of(folder) for folder in (root, root / "vllm")]
-    journal = max(journals, key=lambda j: j.path.stat().st_mtime if j.path.exists() else 0.0)
+    return journals + [engines.journal_of(folder) for folder in (root, root / "vllm")]
+
+
+def undo(root: Path) -> dict[str, Any]:
+    """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since.
+
+    The number of its last merge says which of several journals is the latest. Version 0.3 wrote no numbers: those are
+    the oldest, and told apart by their clock.
+    """
+    journal = max(journals_of(root), key=lambda j: (j.last_number, j.path.stat().st_mtime if j.path.exists() else 0.0))
     with journal.writing():
         return journal.take_back()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 from orchestrator.command_hints import command
@@ -135,9 +136,9 @@ def drive(
     Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError, and InputError for the run's own files.
     """
     config = RunConfig.read(paths.config)
-    with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
+    with run_lock(paths), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
         warn_without_wal(ledger, watcher)
-        if not cancel and not _goes_on(ledger, config, watcher):
+        if not cancel and not retry and not _goes_on(ledger, config, watcher):
             return "finished"
         interrupts: list[int] = []
         caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
@@ -145,7 +146,7 @@ def drive(
         state, limited = "interrupted", ""
         try:
             controller = _controller(
-                paths, config, ledger, watcher, interrupts, settings or DriveSettings(), cancel=cancel
+                paths, config, ledger, watcher, interrupts, settings or DriveSettings(), cancel=cancel, more=bool(retry)
             )
             state = controller.run([RetryAsked(tuple(retry))] if retry else [])
             limited = controller.limited
@@ -170,16 +171,20 @@ def drive(
 
 
 def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
-    """Return False if the run ended at a limit that is still reached. If the limit was raised, queue the shapes that it
-    left out."""
-    if ledger.state != "finished" or (config.until_gain is None and config.gpu_hours is None):
+    """Return False if the run is finished: then nothing changes on its nodes. If it ended at a limit that was raised
+    since, queue the shapes that the limit left out."""
+    if ledger.state != "finished":
         return True
-    if why := Limits(ledger, config).reached():
-        watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
-        return False
-    with ledger.transaction():
-        ledger.reopen_skipped()
-    return True
+    if config.until_gain is not None or config.gpu_hours is not None:
+        if why := Limits(ledger, config).reached():
+            watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
+            return False
+        with ledger.transaction():
+            ledger.reopen_skipped()
+    if ledger.replayed.pending:
+        return True
+    watcher.note("every shape of this run is settled: nothing was started")
+    return False
 
 
 def warn_without_wal(ledger: LedgerReader, watcher: Watcher) -> None:
@@ -208,7 +213,9 @@ def _controller(
     settings: DriveSettings,
     *,
     cancel: bool,
+    more: bool,
 ) -> Controller:
+    """`more`: there will be work, although every shape may be settled now."""
     family = get_family(config.family)
     epoch = int(ledger.meta("epoch", 0)) + 1
     with ledger.transaction():
@@ -217,6 +224,7 @@ def _controller(
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     policy = Policy(settings.policy)
     ledger.drive(policy.state)
+    launch = not cancel and (more or policy.state.pending > 0)
     inventory = limit(load_inventory(paths.inventory), config.limit)
     machines = machines_of(inventory)
     plans = planned(paths, config, machines) if machines.nodes else []
@@ -224,7 +232,7 @@ def _controller(
 
     def driver(plan: NodePlan, transport: Transport | None = None) -> NodeDriver:
         offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}  # not of our log
-        return _driver(paths, config, plan, epoch, controller.post, settings, offsets, transport, launch=not cancel)
+        return _driver(paths, config, plan, epoch, controller.post, settings, offsets, transport, launch=launch)
 
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
         edited = limit(load_inventory(paths.inventory), config.limit)
@@ -280,25 +288,28 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
         plans = plan_nodes(inventory, config.run, paths.root)
     refuse_one_gpu_twice(inventory.nodes, load_facts(paths.root, inventory.nodes))
     if not any(p.slots for p in plans):
-        raise NoUsableNodeError(f"no node has a slot that we know of; see: {command('nodes check')}")
+        check = command(f"nodes check -i {quote(str(paths.inventory))}")
+        raise NoUsableNodeError(f"no node has a slot that we know of; see: {check}")
     return [p for p in plans if p.slots]
 
 
-def write_scripts(plan: NodePlan, config: RunConfig, folder: Path, texts: Path | None = None) -> dict[str, RemoteFile]:
-    """Write the files of a planned node into a folder here, and return them. The worker's code is only returned. The
-    inventory's references stay unresolved. Raises OSError."""
+def node_files_of(plan: NodePlan, config: RunConfig, texts: Path | None = None) -> dict[str, RemoteFile]:
+    """The files of a planned node. The inventory's references stay unresolved."""
     node = node_of(plan)
     if node.lease is None:  # a scheduler lends each GPU to one run alone
         plan = with_device_locks(plan, shared=mode_of(node, config.busy) == "share")
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
-    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, texts)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, texts)
+
+
+def write_files(folder: Path, files: Mapping[str, RemoteFile]) -> None:
+    """Write files of a planned node into a folder here. Raises OSError."""
     for name, file in files.items():
-        if not name.startswith("code/"):
-            (folder / name).write_bytes(file.data)
-            (folder / name).chmod(file.mode)
-    return files
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_bytes(file.data)
+        path.chmod(file.mode)
 
 
 def _driver(
@@ -315,7 +326,8 @@ def _driver(
 ) -> NodeDriver:
     """The driver of a planned node. `transport`: a connected one, for a leased node; None: as the inventory says."""
     leased, node = transport is not None, node_of(plan)
-    files = write_scripts(plan, config, paths.node(plan.node), paths.texts)
+    files = node_files_of(plan, config, paths.texts)
+    write_files(paths.node(plan.node), {name: file for name, file in files.items() if not name.startswith("code/")})
     if transport is None:
         reach = settings.reach or partial(transport_of, accept_new_host_keys=config.accept_new_host_keys)
         transport = reach(plan)

@@ -67,7 +67,7 @@ FACTS = (
 """Facts that need one command each. The script has separate parts for GPUs, devices, locks, containers, the image,
 AITER and Python."""
 # Keys that the script may print several times, once for each thing found.
-_LISTS = ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.stale", "lock.waiting")
+_LISTS = ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.closed", "lock.stale", "lock.waiting")
 _KEPT = frozenset(("end", *(f.name for f in FACTS if f.kept)))
 _UNCORRECTABLE = re.compile(r"\bue: (\d{1,18})\b", re.ASCII)
 
@@ -119,7 +119,8 @@ class NodeFacts:
     """Facts about a node from its check script. `values` has the plain keys; lists have their own fields.
 
     `devices`: path of a device -> `GID GROUP MODE open|closed`, or `missing`. `locks`: by state. held: RUN/NODE/DEVICE
-    of living workers in any workdir; stale, waiting: lock files of slots without a worker, below this workdir. `lacks`:
+    of living workers in any workdir; closed: `DEVICE PATH of OWNER, mode MODE` (DEVICE `all`: the folder) of locks that
+    cannot be opened; stale, waiting: lock files of slots without a worker, below this workdir. `lacks`:
     tools that the node does not have.
     """
 
@@ -263,7 +264,7 @@ def read_facts(done: Completed) -> NodeFacts:
         tuple(_amd(gpus[n]) for n in sorted(gpus)) or tuple(g for line in many["nvidia"] for g in _nvidia(line)),
         {key.removeprefix("device."): value for key, value in first.items() if key.startswith("device.")},
         tuple(c for line in many["container"] for c in _containers(line)),
-        {s: many[f"lock.{s}"] for s in ("held", "stale", "waiting") if many[f"lock.{s}"]},
+        {s: many[f"lock.{s}"] for s in ("held", "closed", "stale", "waiting") if many[f"lock.{s}"]},
         many["lacks"],
         many["cpu_flag"],
     )

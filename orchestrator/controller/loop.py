@@ -39,6 +39,7 @@ from orchestrator.paths import RunConfig, take_requests
 from orchestrator.policy import Policy
 from orchestrator.view.live import LiveStatus
 from worker.protocol import TableKernel
+from worker.text import plural
 
 TURN_S = 0.03
 """After this many CPU seconds a turn takes no further message, because decisions wait for the end of their turn. It is
@@ -254,7 +255,7 @@ class Controller:
                 events += self._let_join()
             else:
                 shapes = tuple(int(s) for s in request.get("shapes", ()))
-                self._note(f"{len(shapes)} failed shapes queued again by request")
+                self._note(f"{plural(len(shapes), 'shape')} queued again by request")
                 events.append(RetryAsked(shapes))
         if not self.limited and self._stop_since is None and (why := self._limit()):
             self.limited = why

@@ -41,6 +41,12 @@ class Beat:
         owners = {clean.text(str(s.get("waits") or ""), 100).partition("/")[0] for s in self.slots.values()} - {""}
         return f"workers of run {', '.join(sorted(owners))}" if owners else ""
 
+    @property
+    def closed_lock(self) -> str:
+        """A device's lock that a worker cannot open, with its owner and the error; "" if there is none."""
+        waits = (clean.text(str(s.get("waits") or ""), 200) for s in self.slots.values())
+        return next((lock for lock in waits if lock.startswith("/")), "")
+
 
 def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:
     """Yield frames until the stream ends. Drop an unfinished last frame. Raise ProtocolError on garbage."""

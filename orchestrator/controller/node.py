@@ -15,7 +15,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from orchestrator.controller.messages import (
     read_frames,
 )
 from orchestrator.controller.node_plan import attempts_in, bring_home, missing_files, take_back_all
+from orchestrator.controller.occupancy import NodeAdmission, closed_lock
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
@@ -151,7 +151,7 @@ class NodeDriver:
         post: Callable[[Message], None],
         *,
         launch: bool,
-        admission: Callable[[threading.Event, Callable[[str, str], None]], AbstractContextManager[object]],
+        admission: NodeAdmission,
         results: str | None,
         home: Path | None,
         connected: bool,
@@ -289,7 +289,7 @@ class NodeDriver:
             began = time.monotonic()
             why = self._follow(present)
         except (NodeError, ProtocolError) as e:
-            self._post(NodeTroubled(self.node, str(e)))
+            self._post(NodeTroubled(self.node, str(e).removeprefix(f"{self.node}: ")))
             raise
         if self._closing.is_set():
             return
@@ -318,10 +318,10 @@ class NodeDriver:
             self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
             take_back_all(self._transport, self.folder)
             present = attempts_in(self._transport, self.folder, "claimed", "attempts")
-            self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self.workers.launch:
+                self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
                 self.workers.engine.prepare()
-                with self._admission(self._closing, lambda *what: self._post(NodeBusy(self.node, *what))):
+                with self._admission(self._closing, self._post_busy):
                     if not self._closing.is_set():
                         self.workers.start()
             self._heard = time.monotonic()
@@ -329,7 +329,8 @@ class NodeDriver:
 
     def _follow(self, present: frozenset[str]) -> str:
         """Read the stream to its end and return why it ended. The node is up from its first frame on, but it is
-        occupied while its workers wait for devices that another run holds."""
+        occupied while its workers wait for devices that another run holds. Raises LeftOutError if they cannot open a
+        device's lock."""
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
@@ -341,18 +342,21 @@ class NodeDriver:
         if self._closing.is_set():
             channel.close()
         try:
-            up, waits = False, ""
+            up, waits, closed = False, "", ""
             for frame in read_frames(channel.read):
                 self._heard = math.inf  # if the loop is behind, the silence is our fault
                 if isinstance(frame, Beat) and (broken := [e for e in frame.error.split("; ") if EVENTS_FILE.match(e)]):
                     # A slot's results file (see worker.agent.follow) can no longer be read, and the node would count as
                     # working for ever. An unreadable log does not matter.
                     raise ProtocolError(f"{self.node}: {'; '.join(broken)}")
+                if isinstance(frame, Beat) and frame.closed_lock not in ("", closed):
+                    closed = frame.closed_lock
+                    self._admission.decide((closed_lock(closed),), self._post_busy)
                 if isinstance(frame, Beat) and frame.waits != waits:
                     if up:  # the next preparation takes back its specs
                         raise TransportError(self.node, f"its devices are held by {frame.waits}")
                     waits = frame.waits
-                    self._post(NodeBusy(self.node, "wait" if waits else "free", waits or "its devices are ours now"))
+                    self._post_busy("wait" if waits else "free", waits or "its devices are ours now")
                 self._patience_s = self._timeouts.silence
                 if not up and not waits:
                     up = True
@@ -374,6 +378,9 @@ class NodeDriver:
             why = channel.error()
         return why
 
+    def _post_busy(self, doing: str, detail: str) -> None:
+        self._post(NodeBusy(self.node, doing, detail))
+
     def _write_loop(self) -> None:
         while True:
             if (asked := self._writes.get()) is None:
@@ -384,7 +391,7 @@ class NodeDriver:
                     if session in (None, self._session):
                         write()
             except NodeError as e:
-                self._post(NodeTroubled(self.node, str(e)))
+                self._post(NodeTroubled(self.node, str(e).removeprefix(f"{self.node}: ")))
                 self._close_channel()  # the next preparation finds out what arrived
 
     def _take_back(self, name: InboxName) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
-import re
 import threading
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, W
 from orchestrator.errors import HostKeyError, NoUsableNodeError, OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory.load import check_references, load_inventory, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE, Node
+from orchestrator.paths import DEFAULT_RUNS, command_on_run, runs_option
 from orchestrator.transport.base import Completed, Transport, connected
 from worker.protocol import HOT_C
 from worker.text import and_more, plural
@@ -47,10 +47,11 @@ _NO_AITER = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/co
 
 class Look:
     """A node's facts and its entry in the inventory, for QUESTIONS. `skew`: its clock minus ours. `run`: our own run;
-    its containers and locks are not foreign."""
+    its containers and locks are not foreign. `runs`: our folder of runs."""
 
-    def __init__(self, node: Node, facts: NodeFacts, skew: float | None, run: str) -> None:
+    def __init__(self, node: Node, facts: NodeFacts, skew: float | None, run: str, runs: Path) -> None:
         self.node, self.facts, self.values, self.skew, self._run = node, facts, facts.values, skew or 0.0, run
+        self.folder_of_runs = runs
         self.spec, self.folder = find_engine(node.engine), facts.values.get("workdir", "?")
         self.mount, _, mode = facts.values.get("workdir_mount", "").rpartition(" ")
         self.writable = mode != "ro"  # a read-only file system may be full as well; one finding is enough
@@ -78,15 +79,19 @@ class Look:
         names = ", ".join(f"{c.name} ({c.image})" for c in found[:3]) + (", ..." if len(found) > 3 else "")
         return f"{plural(len(found), 'foreign container')} {what}: {names}" if found else ""
 
-    def locked(self, state: str, what: str) -> str:
+    def locked(self, state: str) -> list[str]:
         """Other runs that have a lock in this state. Runs with running containers are reported by their containers."""
-        left = {path.partition("/")[0] for path in self.facts.locks.get(state, ())} - {self._run, *self.runs}
-        return f"run {', '.join(sorted(left))} {what}" if left else ""
+        return sorted({path.partition("/")[0] for path in self.facts.locks.get(state, ())} - {self._run, *self.runs})
+
+    def owner_of(self, run: str) -> str:
+        """The user whose workers hold a device for the run; "" if that is our login, or unknown."""
+        owner = self.values.get(f"lock.owner.{run}", "")
+        return "" if owner == self.values.get("user") else owner
 
 
 class Question(NamedTuple):
-    """A question to a node. `what` returns one problem in words, or several, or nothing. `way`: what to do, with our
-    commands in <>."""
+    """A question to a node. `what` returns one problem in words, or several, or nothing. `way`: what to do;
+    `<runs prune>` stands for that command."""
 
     level: str
     about: str
@@ -96,8 +101,7 @@ class Question(NamedTuple):
 
 _GPUS_WAY = "drop docker.devices, and each container gets its slot's GPU; or name"
 _KIND_WAY = "correct or drop gfx and cu_num in the inventory"
-_RUN_WAY = "end it first (<cancel>), or see --busy wait|skip|share"
-_LEFT_WAY = "<resume> picks it up; <runs prune> removes it"
+_BUSY = "--busy wait|skip|share"
 _SPACE_WAY = "free some space (<runs prune>), or give another `workdir:`"
 QUESTIONS = (
     Question(
@@ -235,27 +239,45 @@ QUESTIONS = (
         "wait for them, or leave it out of `gpus:`; see --busy",
     ),
     Question(
-        WARNING, "busy", lambda n: n.strangers("holding its GPUs", holding=True), "see --busy wait|skip|share"
+        WARNING, "busy", lambda n: n.strangers("holding its GPUs", holding=True), f"see {_BUSY}"
     ),
     Question(
         WARNING, "containers", lambda n: n.strangers("running", holding=False),
         "not on its GPUs, but perhaps on its cores",
     ),
-    Question(WARNING, "busy", lambda n: f"run {', '.join(n.runs)} works there" if n.runs else "", _RUN_WAY),
-    Question(WARNING, "locks", lambda n: n.locked("stale", "left claimed work behind"), _LEFT_WAY),
-    Question(WARNING, "locks", lambda n: n.locked("waiting", "left work in an inbox behind"), _LEFT_WAY),
-    Question(WARNING, "locks", lambda n: n.locked("held", "has workers that live"), _RUN_WAY),
 )  # fmt: skip
 
 
-def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iterator[Finding]:
-    """Yield every problem of a node. `skew`: the node's clock minus ours. `run`: our own run."""
-    look = Look(node, facts, skew, run)
+def findings_on_other_runs(look: Look) -> Iterator[Finding]:
+    """Findings on runs that work there or left something, each with a command for that run and no other."""
+    living = [("busy", run, "works there") for run in look.runs]
+    living += [("locks", run, "has workers that live") for run in look.locked("held")]
+    for about, run, what in living:
+        owner = look.owner_of(run)
+        cancel = command_on_run("cancel", run, look.folder_of_runs)
+        way = f"{owner} can end it ({cancel})" if owner else f"end it first ({cancel})"
+        yield Finding(WARNING, about, f"run {run}{f' of {owner}' if owner else ''} {what}", f"{way}, or see {_BUSY}")
+    left = [(run, "left claimed work behind") for run in look.locked("stale")]
+    left += [(run, "left work in an inbox behind") for run in look.locked("waiting")]
+    prune = command(f"runs prune --unfinished{runs_option(look.folder_of_runs)}")
+    for run, what in left:
+        resume = command_on_run("resume", run, look.folder_of_runs)
+        yield Finding(WARNING, "locks", f"run {run} {what}", f"{resume} picks it up; {prune} removes old runs")
+
+
+def findings(
+    node: Node, facts: NodeFacts, skew: float | None, run: str, runs: Path = DEFAULT_RUNS
+) -> Iterator[Finding]:
+    """Yield every problem of a node. `skew`: the node's clock minus ours. `run`: our own run. `runs`: our folder of
+    runs."""
+    look = Look(node, facts, skew, run, runs)
+    prune = command(f"runs prune{runs_option(runs)}")
     for level, about, what, way in QUESTIONS:
         said = what(look)
         for words in (said,) if isinstance(said, str) else said:
             if words:
-                yield Finding(level, about, words, re.sub("<(.*?)>", lambda m: command(m[1]), way))
+                yield Finding(level, about, words, way.replace("<runs prune>", prune))
+    yield from findings_on_other_runs(look)
     yield from look.spec.preflight(node, facts)
 
 
@@ -299,7 +321,7 @@ class NodeReport:
             self.facts.values.get("docker.version", "").split(" ")[-1],
             image if image in ("", "missing") else image.split(" ")[0].removeprefix("sha256:")[:12],
             "" if free is None else f"{free / 2**20:.0f} GiB",
-            "" if self.skew_s is None else f"{self.skew_s:+.0f} s",
+            "" if self.skew_s is None else f"{round(self.skew_s):+d} s",
             "; ".join(str(f) for f in self.findings if f.level != OK),
         )
 
@@ -322,9 +344,9 @@ class NodeReport:
 COLUMNS = ("node", "state", "GPUs", "docker", "image", "free", "clock", "notes")
 
 
-def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeReport:
+def check_node(node: Node, done: Completed, now: float, run: str = "", runs: Path = DEFAULT_RUNS) -> NodeReport:
     """Make the report from the check script's answer. `now`: our clock (epoch seconds) at about the time it ran. `run`:
-    our own run; its containers and locks are not foreign."""
+    our own run; its containers and locks are not foreign. `runs`: our folder of runs."""
     facts = read_facts(done)
     if not facts.complete:
         words = done.text.splitlines()
@@ -332,7 +354,7 @@ def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeRe
         return NodeReport(node.name, (Finding(UNUSABLE, "check", why, "log in and run sh by hand"),), facts)
     clock = facts.number("clock")
     skew = None if clock is None else clock - now
-    return NodeReport(node.name, tuple(findings(node, facts, skew, run)), facts, skew)
+    return NodeReport(node.name, tuple(findings(node, facts, skew, run, runs)), facts, skew)
 
 
 def unreachable(node: Node, why: str) -> NodeReport:
@@ -366,11 +388,12 @@ def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
 def check_nodes(
     nodes: Iterable[Node],
     *,
-    run: str = "",
+    runs: Path = DEFAULT_RUNS,
     accept_new_host_keys: bool = False,
     answered: Callable[[NodeReport], None] = lambda report: None,
 ) -> list[NodeReport]:
     """Check all nodes at once and return their reports in the same order. `answered` is called with each as it comes.
+    `runs`: our folder of runs, for commands in the findings.
 
     Changes nothing on a node. A node that does not answer gets a report too. If the variable of a reference in the
     inventory is not set, that is the user's mistake: raises InventoryError before any node is checked.
@@ -378,7 +401,7 @@ def check_nodes(
     wanted = {n.name: n for n in nodes}
     check_references(wanted.values())
     reports: dict[str, NodeReport] = {}
-    asked = {name: partial(_check, node, run, accept_new_host_keys) for name, node in wanted.items()}
+    asked = {name: partial(_check, node, runs, accept_new_host_keys) for name, node in wanted.items()}
     for name, report in ask_all(asked, CHECK_S * (1 + len(wanted) // MAX_PARALLEL)):
         reports[name] = report or unreachable(wanted[name], "its check did not end")
         answered(reports[name])
@@ -399,12 +422,12 @@ def chips_of(inventory: Path) -> set[tuple[str, int]]:
     return out
 
 
-def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
+def _check(node: Node, runs: Path, accept_new_host_keys: bool) -> NodeReport:
     try:
         real = resolved(node)
         with _TURNS, connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
             began = time.time()
-            return check_node(node, transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S), began, run)
+            return check_node(node, transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S), began, runs=runs)
     except HostKeyError as e:  # it names the ways out itself
         return NodeReport(node.name, (Finding(UNUSABLE, "ssh", e.reason),))
     except OrchestratorError as e:

@@ -15,6 +15,7 @@ import re
 import shlex
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import worker
 from orchestrator import __version__
+from orchestrator.archives import read_files
 from orchestrator.controller.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts, python_of
 from orchestrator.controller.occupancy import device_lock
 from orchestrator.engine.docker import RESTARTS, DockerOptions
@@ -134,6 +136,7 @@ def node_files(
         "enter": enter(plan.source) if (enter := find_engine(plan.engine).enter) and plan.source else "",
         "engine_options": plan.source.engine_options if plan.source else {},
         "cache": plan.cache if spec.keeps_cache else "",
+        "leased": plan.source is not None and plan.source.lease is not None,
     }
     config = NodeConfig(
         run=run,
@@ -191,26 +194,19 @@ def bring_home(transport: Transport, folder: str, attempts: Path) -> list[Path]:
 
 
 def unpack(data: bytes, attempts: Path) -> list[Path]:
-    """Unpack the files of an archive that have an expected path, `attempts/ID/repro/NAME/FILE`. Skip the rest."""
-    out: list[Path] = []
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as archive:
-            for member in archive:
-                parts = member.name.split("/")
-                if len(out) == MAX_FILES:
-                    break
-                if not (member.isreg() and member.size <= MAX_FILE and _expected(parts)):
-                    continue
-                found = archive.extractfile(member)
-                content = found.read() if found else b""
-                path = attempts.joinpath(*parts[1:])
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.write_bytes(content)
-                path.chmod(0o700 if path.suffix == ".sh" else 0o600)
-                out.append(path)
-    except tarfile.TarError:  # nothing, or cut off at the limit
-        pass
-    return out
+    """Unpack the files of an archive that have an expected path, `attempts/ID/repro/NAME/FILE`. Skip the rest. Raises
+    OSError."""
+    files: dict[Path, bytes] = {}
+    with suppress(tarfile.TarError):  # nothing, damaged, or cut off at the limit
+        for name, content in read_files(io.BytesIO(data), MAX_BYTES):
+            parts = name.split("/")
+            if len(files) < MAX_FILES and len(content) <= MAX_FILE and _expected(parts):
+                files[attempts.joinpath(*parts[1:])] = content
+    for path, content in files.items():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o700 if path.suffix == ".sh" else 0o600)
+    return list(files)
 
 
 def _expected(parts: list[str]) -> bool:

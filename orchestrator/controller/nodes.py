@@ -438,9 +438,9 @@ class Shutdown:
             for kill, patience in ((False, self._pace.stop_s), (True, self._pace.kill_s)):
                 alive = len(driver.workers.alive())
                 ran = max(ran, alive)
-                if not alive:
+                if kill and not alive:
                     break
-                driver.workers.stop(kill=kill)
+                driver.workers.stop(kill=kill)  # the dead ones, too: a kept container must not come back
                 until = time.monotonic() + patience
                 while driver.workers.alive() and time.monotonic() < until:
                     time.sleep(min(POLL_S, patience / 20))

@@ -33,10 +33,12 @@ _RENDER, _NVIDIA = re.compile(r"/dev/dri/(renderD\d+)\Z"), re.compile(r"/dev/nvi
 
 
 class Occupant(NamedTuple):
-    """Someone who computes on a node. `id` stays the same all the time; `words` may change."""
+    """Someone who computes on a node. `id` stays the same all the time; `words` may change. `stays`: it is useless to
+    wait."""
 
     id: str
     words: str
+    stays: bool = False
 
 
 def mode_of(node: Node, requested: str | None) -> str:
@@ -78,9 +80,27 @@ def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occu
         other, device = path.partition("/")[0], path.rpartition("/")[2]
         if other not in known and device in ours:
             yield Occupant(f"run {other}", f"workers of run {other}")
+    for line in facts.locks.get("closed", ()):
+        device, _, lock = line.partition(" ")
+        if device in ours or device == "all":
+            yield closed_lock(lock)
     for number in gpus:
         if number < len(facts.gpus) and (use := _use(facts.gpus[number])):
             yield Occupant(f"GPU {number}", f"GPU {number} is {use}")
+
+
+def closed_lock(lock: str) -> Occupant:
+    """Whoever may hold a device's lock that we cannot open. `lock`: its path, with the owner."""
+    words = (
+        f"nobody can tell who measures there, because the lock {lock} cannot be opened; remove it, name another folder"
+        " to all users there (GEMMFLEET_LOCKS in the node's environment), or share the devices (--busy share)"
+    )
+    return Occupant(f"lock {lock.partition(' of ')[0]}", words, stays=True)
+
+
+def what_we_do(mode: str, found: Sequence[Occupant]) -> str:
+    """The mode for these occupants. `wait` becomes `skip` if it is useless to wait for one of them."""
+    return "skip" if mode == "wait" and any(o.stays for o in found) else mode
 
 
 def _takes(c: Container, facts: NodeFacts, gpus: Sequence[int]) -> bool:
@@ -239,6 +259,7 @@ class NodeAdmission:
         self._transport, self._engine, self._mode, self._script = transport, engine, mode, script
         self._gpus, self._run, self._pause_s, self._place = gpus, run, first_s, place
         self._locks = locks and mode != "share"
+        self._shared_with: set[str] = set()
 
     def __call__(self, ended: threading.Event, report: Report) -> AbstractContextManager[object]:
         """Wait until the workers may start, or `ended` is set. While the context lasts, no other run starts workers.
@@ -252,16 +273,27 @@ class NodeAdmission:
                     if waiting:
                         report("free", f"it was occupied for {time.monotonic() - began:.0f} s")
                     return turn.pop_all()
-            doing, names = "wait" if theirs else self._mode, frozenset(o.id for o in found)
-            if doing != "wait" or names != waiting:
-                report(doing, occupants_text(found))
-            if doing == "skip":
-                raise LeftOutError(f"{self._transport.node}: left out (--busy skip): {occupants_text(found)}")
+            names = frozenset(o.id for o in found)
+            if names != waiting and self.decide(found, report) == "share":
+                break
             waiting = names
-            if doing == "share" or ended.wait(pause):
+            if ended.wait(pause):
                 break
             pause = min(pause * 1.5, LONGEST_S)
         return nullcontext()
+
+    def decide(self, found: Sequence[Occupant], report: Report) -> str:
+        """Report and return what we do about these occupants. Raise LeftOutError if we leave the node out. With whom
+        we share it is reported once."""
+        doing = "wait" if ANOTHER_START in found else what_we_do(self._mode, found)
+        names = {o.id for o in found}
+        if doing == "share" and names <= self._shared_with:
+            return doing
+        self._shared_with |= names
+        report(doing, occupants_text(found))
+        if doing == "skip":
+            raise LeftOutError(f"{self._transport.node}: left out: {occupants_text(found)}")
+        return doing
 
     def _look(self) -> tuple[Occupant, ...]:
         facts = read_facts(self._transport.run(ARGV, stdin=self._script, timeout=TIMEOUT_S))

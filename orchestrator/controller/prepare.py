@@ -24,6 +24,7 @@ from orchestrator.controller.occupancy import (
     occupants,
     occupants_text,
     refuse_one_gpu_twice,
+    what_we_do,
 )
 from orchestrator.controller.pools import check_pools, machines_of, plan_unseen, pool_note, slots_of
 from orchestrator.engines import UNUSABLE, WARNING, Finding, find_engine
@@ -35,7 +36,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder, new_run_id
 from orchestrator.planning.cost import CostModel, CostSample, weights
-from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes
+from orchestrator.planning.plan import Plan, make_plan, memory_note, queue_of, risk_notes
 from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
@@ -328,7 +329,7 @@ def prepare(request: RunRequest) -> Prepared:
         if not n.is_here or find_engine(n.engine).runs_images or spec.software
     ]
     if request.ask:
-        reports = check_nodes(asked, accept_new_host_keys=request.accept_new_host_keys)
+        reports = check_nodes(asked, runs=request.runs, accept_new_host_keys=request.accept_new_host_keys)
         of_pools = check_pools(inventory, run)
     else:
         silent = Finding(UNUSABLE, "gpus", "its GPUs are not known before it is asked", "write their number, `gpus: 8`")
@@ -359,6 +360,8 @@ def prepare(request: RunRequest) -> Prepared:
     worth = _worths(listed, dropped.skipped, tuned, family, (gfx, cu_num or None)) if request.by_value else {}
     cost = CostModel.default(tuner, family, gfx).fit(*gather(request.runs, family, tuner, gfx))
     cost = cost.scaled(request.share * recorded_tuner(tuner).cost_factor(request.options))
+    memory = None if pools else device_memory(usable, facts)
+    cost = replace(cost, memory=memory or 0)
     plan = make_plan(
         dropped.todo,
         family,
@@ -372,7 +375,7 @@ def prepare(request: RunRequest) -> Prepared:
             *listed.notes,
             *dropped.notes,
             *risk_notes(family, (s.key for s in dropped.todo), tuner),
-            *(memory_note(dropped.todo, family, device_memory(usable, facts)) if not pools else ()),
+            *memory_note(dropped.todo, family, memory),
             *(t for r in reports for t in r.problems()),
             *(pool_note(inventory.nodes[r.node], r) for r in of_pools if r.usable),
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
@@ -380,6 +383,7 @@ def prepare(request: RunRequest) -> Prepared:
         values={i: w.value for i, w in worth.items()},
         leases={n.name: n.count[1] for n in pools},
     )
+    plan = replace(plan, waits_for=(*_occupied(reports, machines, request.busy), *(queue_of(n.name) for n in pools)))
     config = RunConfig(
         run=run,
         created=time.time(),
@@ -482,12 +486,19 @@ def _no_gpu_twice(inventory: Inventory, asked: Sequence[NodeReport]) -> None:
     refuse_one_gpu_twice(inventory.nodes, known | {r.node: r.facts for r in reports})
 
 
+def _occupied(reports: Sequence[NodeReport], machines: Inventory, requested: str | None) -> list[str]:
+    """The nodes that the run will wait for, because someone else computes there."""
+    nodes = {r.node: machines.nodes[r.node] for r in reports if r.usable and r.node in machines.nodes}
+    waiting = [r for r in reports if r.node in nodes and mode_of(nodes[r.node], requested) == "wait"]
+    return [r.node for r in waiting if occupants(r.facts, gpus_of(nodes[r.node], r.facts), "")]
+
+
 def _with_occupants(report: NodeReport, node: Node, request: str | None) -> NodeReport:
     """The report, with a finding on what we do about the node's occupants. With `skip` the node counts as unusable."""
     found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
     if not found:
         return report
-    mode = mode_of(node, request)
+    mode = what_we_do(mode_of(node, request), found)
     text = busy_sentence("it", mode, occupants_text(found))
     finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", text)
     return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))

@@ -6,24 +6,31 @@ import contextlib
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.controller.facts import Gpu
-from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, poll
-from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
+from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, ask_all, poll
+from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, transport_of
+from orchestrator.controller.nodes import StoppedNode
+from orchestrator.controller.pools import pools_of
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
+from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
-from orchestrator.transport.base import connected
+from orchestrator.transport.base import Transport, connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
 from worker.protocol import HOT_C
 from worker.text import uncoloured
 
+STOP_S = 30.0
+"""Time for the nodes of a finished run to answer and to stop workers that are left."""
 UNENDED = ("planned", "running")
 """A run in one of these states has not written its counts yet."""
 
@@ -88,7 +95,9 @@ def remove_run(paths: RunPaths) -> list[str]:
         raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
     troubles = []
     try:
-        plans = plan_nodes(load_inventory(paths.inventory), paths.run, paths.root)
+        inventory = load_inventory(paths.inventory)
+        plans = plan_nodes(inventory, paths.run, paths.root)
+        troubles += _forget_leases(inventory, paths.run)
     except InputError as e:
         plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
     for plan in plans:
@@ -99,9 +108,46 @@ def remove_run(paths: RunPaths) -> list[str]:
                         engine.stop(kill=True)
                     engine.tidy()
                 transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
+                run_folder = PurePosixPath(plan.folder).parent
+                if run_folder.name == paths.run:
+                    # it fails while another node that shares this folder has files in it
+                    transport.run(["rmdir", "--", str(run_folder)], timeout=20.0)
         except OrchestratorError as e:
             troubles.append(str(e))
     shutil.rmtree(paths.root)
+    return troubles
+
+
+def stop_left_workers(paths: RunPaths, reach: Callable[[NodePlan], Transport] | None = None) -> dict[str, StoppedNode]:
+    """Look at each machine of a finished run, and stop the workers that run there. Nothing else changes. `reach`: makes
+    the transport of a node; None: as the inventory says."""
+    inventory = limit(load_inventory(paths.inventory), RunConfig.read(paths.config).limit)
+    plans = plan_nodes(inventory, paths.run, paths.root)
+    asked = {plan.node: partial(_stop_on, plan, reach or transport_of) for plan in plans if plan.slots}
+    silent = StoppedNode(0, f"it did not answer within {STOP_S:g} s")
+    return {node: found or silent for node, found in ask_all(asked, STOP_S)}
+
+
+def _stop_on(plan: NodePlan, reach: Callable[[NodePlan], Transport]) -> StoppedNode:
+    try:
+        with connected(reach(plan)) as transport, contextlib.closing(engine_of(plan, transport)) as engine:
+            running = sum(worker.state == "running" for worker in engine.list())
+            if running:
+                engine.stop(kill=True)  # the run has all of its records
+            return StoppedNode(running)
+    except OrchestratorError as e:
+        return StoppedNode(0, str(e))
+
+
+def _forget_leases(inventory: Inventory, run: str) -> list[str]:
+    """Remove what the run's leases left where their scheduler's commands run. Return sentences on what stays."""
+    troubles = []
+    for pool in pools_of(inventory, run):
+        with contextlib.closing(pool.source) as source:
+            try:
+                source.forget()
+            except OrchestratorError as e:
+                troubles.append(str(e))
     return troubles
 
 

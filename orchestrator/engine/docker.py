@@ -79,6 +79,7 @@ class DockerOptions(DockerSection):
             "slot_flags": {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots},
             "hostnames": {s: hostname(node, s) for s in slots},
             "names": {s: container_name(run, node, s) for s in slots},
+            "follower": container_name(run, node, "follow"),
             "labels": labels(run, node) | {"gemmfleet.version": version},
             "own_gpus": list(gpus) if self.devices is None else [],
             "own_render_node": OWN_RENDER_NODE in (self.devices or ()),
@@ -116,10 +117,16 @@ def way_out(options: DockerOptions, message: str) -> str:
     return text.format(image=image, command=command, pull=options.pull)
 
 
+LONGEST = 600
+"""Characters of Docker's message that are shown: its end, where the cause stands."""
+
+
 def engine_error(node: str, options: DockerOptions, message: str) -> EngineError:
     """EngineError with the way out. `message`: of docker, sudo or the daemon."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip() and "--help'" not in line]
-    short = " / ".join(lines[-3:])[-600:] or "it gave no message"
+    short = " / ".join(lines[-3:]) or "it gave no message"
+    if len(short) > LONGEST:
+        short = f"... {short[-LONGEST:].partition(' ')[2]}"
     hint = way_out(options, message)
     return EngineError(node, f"{hint} ({short})" if hint else f"Docker: {short}")
 

@@ -249,6 +249,8 @@ class DockerEngine:
     def stop(self, *, kill: bool = False) -> None:
         signal = "SIGKILL" if kill else "SIGTERM"
         for name in map(self._name, self._slots):
+            # Docker starts a container with `on-failure` and a code other than 0 again with itself, also a dead one
+            self._unless_gone(lambda c, name=name: c.update_container(name, restart_policy={"Name": "no"}))  # type: ignore[misc]
             self._unless_gone(lambda c, name=name: c.kill(name, signal))  # type: ignore[misc]
 
     def hold(self) -> None:

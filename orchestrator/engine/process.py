@@ -63,7 +63,7 @@ class ProcessEngine:
 def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
     """Findings on the node's own Python, for engines that run workers outside an image."""
     found = facts.values.get("python", "")
-    version = re.match(r"(\d+)\.(\d+)\.\d", found)
+    version = re.match(r"(\d+)\.(\d+)\.\d+", found)
     if version is None:
         what = f"no Python that runs: {found}" if found else "no Python was found"
         yield Finding(UNUSABLE, "python", what, "install Python 3.10 to 3.13, or set `python:`")

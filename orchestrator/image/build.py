@@ -194,7 +194,7 @@ _MARKS = {"aiter": "aiter/jit/core.py", "vllm": "vllm/envs.py", "sglang": "sglan
 _CHECKOUTS = (*PLACES, "/sgl-workspace/sglang/python", "/vllm-workspace")
 _FLYDSL = "flydsl/__init__.py"  # shows that a package which AITER's dispatch imports is installed
 # Ends of the names of files that are copied; all others are left out.
-_KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
+_KEPT = (".py", ".csv", ".cu", ".json", "install_mode", "HEAD", "packed-refs")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
 MAX_FILES = 200_000
@@ -212,7 +212,7 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
         options = DockerOptions(image=image, docker_command=docker_command, pull="never")
         try:
             with connected(transport), contextlib.closing(Docker(transport, options, SILENCE_S)) as client:
-                _copy(client, image, folder, parts)
+                copy_out(client, image, folder, parts)
                 return
         except (NodeError, ValueError) as e:
             faults.append(str(e))
@@ -232,15 +232,28 @@ def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...
             yield transport_to(node), resolved(node).docker.docker_command
 
 
-def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> None:
+def copy_out(
+    client: Docker,
+    image: str,
+    folder: Path,
+    parts: Sequence[str],
+    places: Sequence[str] | None = None,
+    volumes: Sequence[str] = (),
+) -> dict[str, str | None]:
+    """Copy the parts out of a container that is created and never started; return where each package was found.
+
+    `places`: the only folders to look in; None: where images keep packages. `volumes`: mounts that must be seen."""
     container = client.ask(
-        lambda c: c.create_container(image, command=["true"], network_disabled=True)["Id"], again=False
+        lambda c: c.create_container(
+            image, command=["true"], network_disabled=True, host_config=c.create_host_config(binds=[*volumes])
+        )["Id"],
+        again=False,
     )
     try:
         details = client.ask(lambda c: c.inspect_image(image))
-        roots = list(_roots(details))
+        roots = list(_roots(details)) if places is None else [*places]
         wanted = [package for package in _MARKS if any(p.startswith(f"{package}/") for p in parts)]
-        homes = {}
+        homes: dict[str, str | None] = {}
         for package in wanted:
             mark = _MARKS[package]
             homes[package] = next((r for r in roots if _fetch(client, container, f"{r}/{mark}", folder, r)), None)
@@ -252,6 +265,7 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
                 _fetch(client, container, f"{root}/{part}", folder, root)
         if (folder / "aiter" / "ops" / "flydsl").is_dir():
             any(_fetch(client, container, f"{r}/{_FLYDSL}", folder, r) for r in roots)
+        return homes
     finally:
         with contextlib.suppress(NodeError):
             client.ask(lambda c: c.remove_container(container, force=True, v=True))
@@ -282,13 +296,13 @@ def _fetch(client: Docker, container: str, path: str, folder: Path, root: str) -
         # tarfile reads a stream by pieces of this size, and takes less
         stream = cast("IO[bytes]", SimpleNamespace(read=lambda _: next(chunks, b"")))
         with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
-            _unpack(tar, target)
+            unpack(tar, target)
         return True
 
     return client.ask(ask)
 
 
-def _unpack(tar: tarfile.TarFile, target: Path) -> None:
+def unpack(tar: tarfile.TarFile, target: Path) -> None:
     for n, entry in enumerate(tar):
         parts = PurePosixPath(entry.name).parts
         if n > MAX_FILES or not entry.isfile() or ".." in parts or entry.name.startswith("/"):

@@ -7,6 +7,7 @@ several options of a node, and resolves a node's references.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -33,7 +34,16 @@ from orchestrator.inventory.model import (
     Strict,
     VllmSection,
 )
-from orchestrator.inventory.values import FROM_FILE, NAME_RE, NAME_RULE, has_reference, resolve, texts
+from orchestrator.inventory.values import (
+    FROM_FILE,
+    NAME_RE,
+    NAME_RULE,
+    has_reference,
+    missing,
+    resolve,
+    texts,
+    unset_words,
+)
 from orchestrator.tables.textfiles import MAX_TEXT, Faults, escaped, read_bytes, shown
 from worker.text import did_you_mean
 
@@ -182,6 +192,20 @@ def check_references(nodes: Iterable[Node]) -> None:
             faults += e.faults
     if faults:
         raise InventoryError(list(dict.fromkeys(faults)))
+
+
+def unset_variables(path: str | Path) -> dict[str, str]:
+    """A fault for each variable that the texts of an inventory's file refer to and that is not set, by its name.
+
+    This reads the file's words alone, so it also works on an inventory that cannot be loaded.
+    """
+    faults: dict[str, str] = {}
+    with contextlib.suppress(yaml.YAMLError):  # the words before the fault count
+        for token in yaml.scan(read_bytes(path, MAX_BYTES, InventoryError)):
+            if isinstance(token, yaml.ScalarToken):
+                place = f"{escaped(str(path))}:{token.start_mark.line + 1}: a text refers to"
+                faults |= {name: f"{place} {unset_words(name)}" for _, name in missing(token.value)}
+    return faults
 
 
 def check_identities(nodes: Iterable[Node]) -> None:

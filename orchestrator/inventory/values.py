@@ -77,6 +77,11 @@ def missing(value: Any, env: Mapping[str, str] = os.environ) -> list[tuple[str, 
     return [(path, name) for path, text in texts(value) for name in names(text) if name not in env]
 
 
+def unset_words(name: str) -> str:
+    """Words on a reference whose variable is not set, with the way out."""
+    return f"${{env:{name}}}, and {name} is not set here: export {name}=... and try again"
+
+
 def resolve(value: Any, node: str, origin: Callable[[str], str], env: Mapping[str, str] = os.environ) -> Any:
     """Plain data with every reference replaced by its variable's value (our own environment's by default).
 
@@ -84,9 +89,7 @@ def resolve(value: Any, node: str, origin: Callable[[str], str], env: Mapping[st
     variable, which names file, line, node and NAME, and never a value.
     """
     faults = [
-        f"{origin(path)}: node {node}: {path} refers to ${{env:{name}}}, and {name} is not set here:"
-        f" export {name}=... and try again"
-        for path, name in missing(value, env)
+        f"{origin(path)}: node {node}: {path} refers to {unset_words(name)}" for path, name in missing(value, env)
     ]
     if faults:
         raise InventoryError(list(dict.fromkeys(faults)))

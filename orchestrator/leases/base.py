@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import gzip
 import io
 import queue
 import re
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from orchestrator.archives import read_files
 from orchestrator.engines import Finding
 from orchestrator.errors import NodeError, UnreachableError
 from orchestrator.ledger.ingest import Chunk
@@ -92,6 +93,9 @@ class LeaseSource(Protocol):
     def leftovers(self, lease: Lease) -> bytes | None:
         """The tar that an ended lease left, with events/ and logs/ of its node folders, or None."""
 
+    def forget(self) -> None:
+        """Remove what ended leases of the run left outside themselves. Raises NodeError if a lease has not ended."""
+
     def close(self) -> None:
         """Close the connection to the scheduler; the leases stay."""
 
@@ -146,16 +150,11 @@ def leftovers_in(text: bytes) -> bytes | None:
 
 
 def rows_of(archive: bytes) -> Iterator[tuple[str, Chunk]]:
-    """(node, whole file) of each events and log file of an archive. Raises TarError, OSError."""
-    left = MAX_LEFT
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        for member in tar:
-            name = LEFT_FILE.search(member.name)
-            if member.isfile() and name is not None and (file := tar.extractfile(member)) is not None:
-                left -= member.size
-                if left < 0:
-                    raise tarfile.ReadError(f"it is larger than {MAX_LEFT} bytes")
-                yield name[1], Chunk("E" if name[2] == "events" else "L", name[3], 0, file.read())
+    """(node, whole file) of each events and log file of a packed archive. Raises TarError, OSError, EOFError."""
+    with gzip.open(io.BytesIO(archive)) as unpacked:
+        for path, content in read_files(unpacked, MAX_LEFT):
+            if name := LEFT_FILE.search(path):
+                yield name[1], Chunk("E" if name[2] == "events" else "L", name[3], 0, content)
 
 
 FIRST_S = 0.1

@@ -105,6 +105,9 @@ class KubernetesSource:
         log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=CONTAINER, seconds=LOG_S)
         return leftovers_in(log.encode()) if log else None
 
+    def forget(self) -> None:
+        """A pod leaves nothing outside itself."""
+
     def close(self) -> None:
         """The pods go on."""
         self._api.close()

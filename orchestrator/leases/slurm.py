@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.engines import OK, UNUSABLE, Finding
+from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.inventory.model import Node
 from orchestrator.leases.base import EndCause, Lease, LeaseState, folder_word, holder_script, leftovers_in, prelude
@@ -139,6 +139,13 @@ class SlurmSource:
                 return rows
             time.sleep(0.1)
 
+    def forget(self) -> None:
+        """Remove the folder of the holders' output of this run."""
+        if living := [lease.id for lease in self.list() if lease.state is not LeaseState.ENDED]:
+            raise TransportError(self._name, f"job {', '.join(living[:3])} has not ended, so its output stays")
+        if self._out:
+            self._command(["sh", "-c", f'exec "$@" {self._out}', "sh", "rm", "-rf", "--"])
+
     def check(self) -> Sequence[Finding]:
         """Findings on partition and GPUs, and what sbatch would do with the request."""
         there, wanted = self._partition(), self._wanted
@@ -156,11 +163,15 @@ class SlurmSource:
             what = f"the partition {name} allows {longest / 60:g} minutes, and `time:` is {time_s / 60:g}"
             return [Finding(UNUSABLE, "time", what, "set a shorter `time:`")]
         try:
-            return [Finding(OK, "request", self._submit("--test-only").removeprefix("sbatch: "))]
+            words = self._submit("--test-only").removeprefix("sbatch: ")
         except UnreachableError:
             raise
         except TransportError as e:
             return [Finding(UNUSABLE, "request", e.reason, "see `account:`, `time:`, `gpus:` and `extra:`")]
+        if starts_late(words, time.time()):
+            way = "ask for fewer `gpus:`, a shorter `time:`, or another partition"
+            return [Finding(WARNING, "request", words, way)]
+        return [Finding(OK, "request", words)]
 
     def _partition(self) -> Sequence[NodeKind]:
         """Kinds of nodes of the pool's partition, read once."""
@@ -279,6 +290,17 @@ def _leases(
         elif state == "COMPLETING":
             cause = COMPLETING_CAUSES.get(reason, EndCause.PREEMPTED)
         yield Lease(ids[-1], LeaseState.ENDED, host, f"{state} ({given})" if given else state, cause=cause)
+
+
+LATE_S = 24 * 3600.0
+"""A queue longer than a day is worth a warning: most runs are over sooner."""
+
+
+def starts_late(words: str, now: float) -> bool:
+    """Return whether sbatch --test-only expects the job to start more than LATE_S from now (`... to start at
+    2027-01-01T00:00:00 using 8 processors ...`, in the local time of its machine)."""
+    found = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", words)
+    return found is not None and time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) > now + LATE_S
 
 
 def _expected(start: str) -> str:

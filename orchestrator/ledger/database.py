@@ -20,12 +20,15 @@ from urllib.parse import quote
 
 from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
+from orchestrator.paths import RunPaths, runs_option
 from worker.protocol import FIELDS
 
 APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
 VERSION = 8
-"""Version of the tables (`PRAGMA user_version`). gemmfleet 0.2 wrote 5."""
+"""Version of the tables (`PRAGMA user_version`)."""
+LAST_VERSION_OF_0_2 = 5
+"""Development versions between 0.2 and 0.3 wrote 6 and 7; 0.2 cannot read those either."""
 
 
 def _append_only(table: str) -> tuple[str, ...]:
@@ -106,7 +109,8 @@ def create(path: Path) -> sqlite3.Connection:
     readers and the controller wait for each other; `drive` warns.
     """
     if path.exists():
-        raise LedgerError(f"{path}: the run has a ledger already; to go on with it: {command('resume')}")
+        resume = command(f"resume {RunPaths(path.parent).named}")
+        raise LedgerError(f"{path}: the run has a ledger already; to go on with it: {resume}")
     with plain_errors(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rwc")
         with _closed_on_error(conn):
@@ -171,7 +175,8 @@ def plain_errors(path: Path) -> Iterator[None]:
             raise RunBusyError(f"{path}: another process is writing to this ledger; try again when it is done") from e
         if "full" in what:
             raise LedgerError(
-                f"{path}: the disk is full. All earlier results are safe. Free some space, then: {command('resume')}"
+                f"{path}: the disk is full. All earlier results are safe. Free some space, then:"
+                f" {command(f'resume {RunPaths(path.parent).named}')}"
             ) from e
         if "no such table" in what or "no such column" in what:
             raise LedgerError(f"{path}: is damaged, or not a ledger of gemmfleet ({what})") from e
@@ -211,7 +216,8 @@ def _for_writing(conn: sqlite3.Connection) -> None:
 
 def _must_exist(path: Path) -> None:
     if not path.is_file():
-        raise LedgerError(f"{path}: there is no ledger; `{command('runs list')}` lists the runs")
+        listing = command(f"runs list{runs_option(path.parent.parent)}")
+        raise LedgerError(f"{path}: there is no ledger; `{listing}` lists the runs")
     if not os.access(path, os.R_OK):
         raise LedgerError(f"{path}: may not be read by this user")
 
@@ -226,9 +232,15 @@ def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
             " use that version for this run, or update this one"
         )
     if version < VERSION:
+        if version <= LAST_VERSION_OF_0_2:
+            writer = "gemmfleet 0.2 or older"
+            remedy = "use gemmfleet 0.2 for this run"
+        else:
+            writer = "a development version before 0.3"
+            remedy = "use the commit that began this run"
         raise LedgerError(
-            f"{path}: was written by gemmfleet 0.2 or older (ledger version {version}, this one knows {VERSION}); use"
-            f" gemmfleet 0.2 for this run. Its CSV files are still read by name, such as {path.parent / 'profile.csv'}"
+            f"{path}: was written by {writer} (ledger version {version}, this one knows {VERSION}); {remedy}. Its CSV"
+            f" files are still read by name, such as {path.parent / 'profile.csv'}"
         )
 
 

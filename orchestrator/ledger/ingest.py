@@ -146,11 +146,14 @@ class Ingest:
                 out += self._take(node, slot, raw)
             except _Odd as e:
                 self._ledger.note_bad(node, slot, EVENTS, f"{clean.text(raw.get('type'), 40)}: {e}")
-        self._ledger.put_rows(self._rows)
-        self._rows.clear()
+        self._put_rows()
         if consumed:
             self._ledger.advance_offset(node, slot, EVENTS, consumed)
         return out, consumed
+
+    def _put_rows(self) -> None:
+        self._ledger.put_rows(self._rows)
+        self._rows.clear()
 
     def _take(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
         match raw["type"]:
@@ -229,6 +232,10 @@ class Ingest:
             case "shape_tuned":
                 candidates = self._left_out(attempt, shape, slot, raw)
                 if self._row(source, shape, slot, raw, winner=True):
+                    self._put_rows()
+                    if self._ledger.noise(attempt.id, shape):
+                        candidates["withheld"] += (ev.NOISE,)
+                        candidates["earlier"] += (ev.NOISE,)
                     return [ev.ShapeTuned(attempt.id, shape, **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:

@@ -16,11 +16,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator import events as ev
+from orchestrator.errors import LedgerError
 from orchestrator.families import get_family
 from orchestrator.ledger import database
+from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
+from orchestrator.tables.policy import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
 from worker.protocol.spec import MAX_WITHHELD
@@ -182,6 +185,11 @@ _ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner
     {", ".join(f"r.{f.column}" for f in database.COLUMNS)} FROM rows r JOIN shapes s ON s.id=r.shape"""
 _LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
     FROM withheld"""
+_FIRST_AND_LAST = """SELECT last.extra, first.us, coalesce(first.spread, 0), last.us, coalesce(last.spread, 0)
+    FROM rows last JOIN rows first ON first.attempt=last.attempt AND first.shape=last.shape
+    AND first.kernel_name=last.kernel_name AND first.libtype=last.libtype AND first.split_k IS last.split_k
+    AND first.winner=0 AND first.status='ok' AND first.us>0
+    WHERE last.winner=1 AND last.attempt=? AND last.shape=? ORDER BY last.id, first.id LIMIT 1"""
 Skipped = tuple[str, str, float | None]
 
 
@@ -213,7 +221,15 @@ class LedgerReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        """Close it. Raises LedgerError where a damaged value in it made what was done with it break."""
+        try:
+            if isinstance(e, BROKEN_BY_VALUES) and (damage := find_damage(self)):
+                raise LedgerError(
+                    f"{self.path}: is damaged: {damage}; restore the file from a copy, or tune again. The run's CSV"
+                    f" files are still read by name, such as {self.path.parent / 'profile.csv'}"
+                ) from e
+        finally:
+            self.close()
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """Rows of a query (tables: orchestrator/ledger/database.py)."""
@@ -276,7 +292,10 @@ class LedgerReader:
         """Key columns of each requested shape, in the order of the file."""
         if not self._replay.keys:
             rows = self._each("SELECT id, key FROM shapes ORDER BY id")
-            self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
+            keys = {i: tuple(json.loads(k)) for i, k in rows}
+            if any(len(key) != len(self.family.key_names) for key in keys.values()):
+                raise ValueError("a key of another family")  # `__exit__` names it
+            self._replay.keys = keys
         return self._replay.keys
 
     def skipped(self) -> dict[int, Skipped]:
@@ -370,6 +389,21 @@ class LedgerReader:
                     found.setdefault(raw[2], _row(raw))
         return [found[i] for i in sorted(found)]
 
+    def noise(self, attempt: str, shape: int) -> float:
+        """The spread of an attempt's winner if it is noisy: its last time differs from its own first time by more than
+        the spreads of both explain. Else 0. A row that keeps today's entry is not noisy, and no mean of a bench is."""
+        for extra, first_us, first_spread, us, spread in self.query(_FIRST_AND_LAST, (attempt, shape)):
+            first, last, more = Time(first_us, first_spread), Time(us, spread), json.loads(extra or "{}")
+            if is_noisy(first, last) and "run" not in more and not keeps_today(more):
+                return spread_of_noisy(first, last)
+        return 0.0
+
+    def noisy(self) -> dict[int, float]:
+        """The shapes whose winner is noisy, with its spread; without unconfirmed ones, which no table takes."""
+        unsure = {s.id for s in self.shapes("tuned") if s.confirmed is False}
+        found = {w.shape: self.noise(w.attempt, w.shape) for w in self.winners()}
+        return {shape: spread for shape, spread in found.items() if spread and shape not in unsure}
+
     def profile_rows(self) -> Iterator[ProfileRow]:
         """Every measured candidate, in the order of arrival."""
         return map(_row, self._each(f"{_ROW} ORDER BY r.id"))
@@ -414,6 +448,14 @@ class LedgerReader:
             return "ran" if elsewhere else None
 
         return [replace(w, verdict=verdict(w)) for w in found]
+
+
+def keeps_today(row: Row) -> bool:
+    """Return whether a row of a config tuner says that today's entry stays."""
+    try:
+        return not json.loads(row["triton_config"])["values"]
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _report(device: str | None, exit: int | None, spent: str | None, conditions: str | None) -> Report:

@@ -8,7 +8,8 @@ for running candidates and the reference, `c` for making inputs and for the memo
 shapes.
 
 The coefficients are fitted to earlier runs of the same family, tuner and gfx (`fit`). Without such runs they are a
-rough first guess (`default`). They order the work and predict its end; no result depends on them.
+first guess from shipped rates (`default`). On a chip that nobody measured they only order the work (`known` is False).
+No result depends on them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.shapes.model import Shape
+from orchestrator.planning.rates import nearest_rate
+from orchestrator.shapes.model import Shape, operand_bytes
 from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
-FIRST_SPREAD = 5.0
-"""Factor by which a first guess may be wrong either way: chips, compilers and libraries are unknown."""
+FIRST_SPREAD = 3.0
+"""Factor by which a first guess from shipped rates may be wrong either way: versions, cores and shapes differ."""
+
+UNKNOWN_SPREAD = 10.0
+"""The same on a chip that nobody measured, once the run itself has shown a first result."""
+
+DOES_NOT_FIT_S = 1.0
+"""Seconds until a shape whose operands exceed the device's memory has failed: the tuner sees it before it starts."""
 
 FEWEST_FOR_FIT = 8
 """With fewer samples than this, only the scale of the guess is corrected."""
@@ -50,7 +58,9 @@ class CostModel:
     """Coefficients of the formula in the module's docstring. `source`: a sentence that says where they are from.
 
     `start_s`: seconds from the command to a slot's first group (worker, imports, canary). `spread`: the factor by which
-    the estimate of a whole run may be wrong either way (nine of ten runs are within it).
+    the estimate of a whole run may be wrong either way (nine of ten runs are within it). `is_guess`: no run of the user
+    was measured yet. `known`: somebody measured this tuner on this chip. `memory`: bytes of the largest device, 0 if
+    unknown; shapes that exceed it fail at once.
     """
 
     setup_s: float
@@ -60,18 +70,26 @@ class CostModel:
     source: str
     start_s: float = 0.0
     spread: float = FIRST_SPREAD
+    is_guess: bool = False
+    known: bool = True
+    memory: int = 0
 
     @classmethod
     def default(cls, tuner: str, family: Family, gfx: str = "") -> CostModel:
-        """The first guess, if nothing was measured yet."""
-        g = recorded_tuner(tuner).cost(family.name, cpu=gfx.startswith("cpu") or not gfx)
-        source = f"a first guess for tuner {tuner}; the next run of {family.name} will know better"
-        return cls(g.setup_s, g.shape_s, g.flop_s, g.weight_s, source, g.start_s)
-
-    @property
-    def is_guess(self) -> bool:
-        """Return whether nothing was measured yet."""
-        return self.spread >= FIRST_SPREAD
+        """The first guess, if this user has measured nothing yet. The guess of a tuner from a package is its own."""
+        spec = recorded_tuner(tuner)
+        rate, known = nearest_rate(tuner, family.name, gfx)
+        source = f"a first guess for tuner {tuner}, {rate.source}; the next run of {family.name} will know better"
+        if spec.cost_guess is not None:
+            known = True
+            source = f"the guess of tuner {tuner} itself; the next run of {family.name} will know better"
+        elif not known:
+            source = f"not known: nobody has measured tuner {tuner} on {gfx or 'this chip'}; the first run will show it"
+        seconds = spec.cost_guess or rate
+        slower = spec.slower_families.get(family.name, 1.0)
+        a, b, c = (slower * v for v in (seconds.shape_s, seconds.flop_s, seconds.weight_s))
+        spread = FIRST_SPREAD if known else UNKNOWN_SPREAD
+        return cls(seconds.setup_s, a, b, c, source, seconds.start_s, spread, is_guess=True, known=known)
 
     def scaled(self, units: float) -> CostModel:
         """The model for a run whose options multiply the cost of every shape by `units`."""
@@ -110,7 +128,7 @@ class CostModel:
             runs.setdefault(s.run, []).append(s)
         off = [math.log(sum(s.seconds for s in r) / max(1e-9, sum(map(self._attempt_s, r)))) for r in runs.values()]
         variance = (RUN_WEIGHT * RUN_OFF**2 + sum(d * d for d in off)) / (RUN_WEIGHT + len(off))
-        return min(0.9 * FIRST_SPREAD, math.exp(1.645 * math.sqrt(variance)))
+        return min(FIRST_SPREAD, math.exp(1.645 * math.sqrt(variance)))
 
     def cost_s(self, shape: Shape | Mapping[str, int | str], family: Family) -> float:
         """Seconds of one shape on one slot, without the set-up of its group."""
@@ -120,7 +138,11 @@ class CostModel:
 
     def shape_costs(self, shapes: Sequence[Shape], family: Family) -> dict[int, float]:
         """Seconds by shape id, without set-up."""
-        return {s.id: self.cost_s(s, family) for s in shapes}
+        size = operand_bytes(family)
+        return {
+            s.id: DOES_NOT_FIT_S if self.memory and size(s.key) > self.memory else self.cost_s(s, family)
+            for s in shapes
+        }
 
     def _attempt_s(self, s: CostSample) -> float:
         return self.setup_s + self.shape_s * s.shapes + self.flop_s * s.flops + self.weight_s * s.weights

@@ -73,15 +73,6 @@ class Measured:
         self.log += log
         self.log2 += log * log
 
-    def paced(self, pace: float) -> Measured:
-        """The same with `pace` times the estimates."""
-        out, shift = Measured(), math.log(pace)
-        out.count, out.measured = self.count, self.measured
-        out.estimated, out.squared = pace * self.estimated, pace * pace * self.squared
-        out.log = self.log - shift * self.count
-        out.log2 = self.log2 - 2.0 * shift * self.log + shift * shift * self.count
-        return out
-
     def __add__(self, other: Measured) -> Measured:
         out = Measured()
         for name in self.__slots__:

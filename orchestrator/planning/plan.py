@@ -72,7 +72,8 @@ class Plan:
     """`work` in the order in which it begins; `cost_s` is its estimate with set-ups, `end_s` when the run ends.
 
     `nodes`: slots by node or pool; `leases`: the most leases of each pool. `range_s`: nine of ten runs end between
-    these. `first_guess`: nothing like it was measured yet.
+    these. `first_guess`: nothing like it was measured yet. `known`: False if nobody measured the tuner on this chip;
+    then the document has null for seconds.
     """
 
     family: str
@@ -90,6 +91,9 @@ class Plan:
     range_s: tuple[float, float] = (0.0, 0.0)
     first_guess: bool = False
     leases: Mapping[str, int] = field(default_factory=dict)
+    known: bool = True
+    waits_for: tuple[str, ...] = ()
+    """Occupied nodes and queues of pools. The estimate begins when they are free."""
 
     @property
     def todo(self) -> int:
@@ -99,13 +103,19 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Document of `tune --plan --json`; seconds are rounded to milliseconds."""
         raw = asdict(self)
+        del raw["known"]
         raw["todo"] = self.todo
-        raw["cost_s"], raw["end_s"] = round(self.cost_s, 3), round(self.end_s, 3)
-        raw["range_s"] = [round(s, 3) for s in self.range_s]
+        raw["cost_s"] = self._seconds(self.cost_s)
+        raw["end_s"] = self._seconds(self.end_s)
+        raw["range_s"] = [round(s, 3) for s in self.range_s] if self.known else None
         raw["work"] = [
-            {"units": w.units, "tier": w.tier, "alone": w.alone, "cost_s": round(seconds_of(w), 3)} for w in self.work
+            {"units": w.units, "tier": w.tier, "alone": w.alone, "cost_s": self._seconds(seconds_of(w))}
+            for w in self.work
         ]
         return raw
+
+    def _seconds(self, seconds: float) -> float | None:
+        return round(seconds, 3) if self.known else None
 
 
 def make_plan(
@@ -149,7 +159,13 @@ def make_plan(
         range_s=(end.low_s, end.high_s) if end else (0.0, 0.0),
         first_guess=cost.is_guess,
         leases=leases or {},
+        known=cost.known,
     )
+
+
+def queue_of(pool: str) -> str:
+    """The queue of a pool in words."""
+    return f"the queue of {pool}"
 
 
 SHOWN = 3
@@ -180,7 +196,7 @@ GIB = 2.0**30
 def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> list[str]:
     """A note that names shapes whose operands alone exceed `memory` bytes (of the largest device); else nothing.
 
-    They are tried all the same: they fail with the tuner's own message, and cost one attempt each.
+    They are tried all the same: they fail with the tuner's own message, and the estimate leaves them out.
     """
     if not memory:
         return []

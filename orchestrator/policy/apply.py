@@ -22,6 +22,7 @@ from orchestrator.policy.pool import (
     put_back,
     queue,
     set_apart,
+    set_noisy_apart,
     shorter,
     wait,
     withdraw,
@@ -70,20 +71,65 @@ def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
 def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
     for shape in (state.shapes[s] for s in e.shapes if s in state.shapes):
         if shape.state == "failed":
-            if shape.attempt in state.attempts:
-                state.nodes[state.attempts[shape.attempt].node].failed -= 1
-            fresh = Shape(shape.id, shape.unit, shape.kind, shape.cost_s)
-            fresh.attempts, fresh.copies = shape.attempts, shape.copies
-            state.shapes[shape.id] = fresh
-            state.failed -= 1
-            if fresh.copies == 1:
-                add_single(state, holder(state, fresh), 1)
-            state.left_s += fresh.cost_s
-            wait(state, [fresh.id])
+            _reopen(state, shape)
+            wait(state, [shape.id])
+        elif shape.state == "tuned" and shape.confirmed is not False:
+            set_noisy_apart(state, _measure_again(state, shape, state.attempts[shape.attempt], t))
+
+
+def _reopen(state: State, shape: Shape) -> Shape:
+    """Make a settled shape pending again, with fresh tries. It is not queued yet."""
+    a = state.attempts.get(shape.attempt)
+    for books in (state, state.nodes[a.node]) if a is not None else (state,):
+        if shape.state == "failed":
+            books.failed -= 1
+        else:
+            books.tuned -= 1
+    fresh = Shape(shape.id, shape.unit, shape.kind, shape.cost_s)
+    fresh.attempts, fresh.copies = shape.attempts, shape.copies
+    state.shapes[shape.id] = fresh
+    if fresh.copies == 1:
+        add_single(state, holder(state, fresh), 1)
+    state.left_s += fresh.cost_s
+    return fresh
+
+
+def _measure_again(state: State, noisy: Shape, a: Attempt, t: float) -> list[int]:
+    """Take back what the attempt found for the noisy shape and for the others of its unit: they are decided together.
+    Return these shapes. As if candidates had been left out, they go to another slot if there is one."""
+    members = _members(state, noisy, a)
+    for shape in members:
+        is_new = shape.id in a.landed and all(f.attempt != a.id for f in shape.faults)
+        if shape.state == "tuned":
+            shape = _reopen(state, shape)
+        shape.noisy = shape.result = a.id
+        if is_new:
+            blame.fault(state, shape, a, Reason.FAULT, "", t, frozenset({ev.NOISE}), here=False)
+    return [shape.id for shape in members]
+
+
+def _members(state: State, shape: Shape, a: Attempt) -> list[Shape]:
+    """The shapes of a unit that an attempt has tuned or may tune."""
+    unit = [state.shapes[s] for s in a.shapes if state.shapes[s].unit == shape.unit]
+    return [s for s in unit if s.state == "pending" or (s.state == "tuned" and s.attempt == a.id)]
+
+
+def _may_measure_again(state: State, shape: Shape, a: Attempt) -> bool:
+    """Return whether a noisy result is measured again. If so, its time is taken from the tenth for such work."""
+    if shape.noisy or state.stop_why:
+        return False
+    cost = state.setup_s + sum(s.cost_s for s in _members(state, shape, a))
+    if state.again_s + cost > state.settings.again * state.total_s:
+        return False
+    state.again_s += cost
+    return True
 
 
 def _stop_asked(state: State, e: ev.StopAsked, t: float) -> None:
     state.stopped, state.stop_why = True, e.why
+    for shape in state.shapes.values():
+        if e.why and shape.noisy and shape.state == "pending":
+            state.ripe[shape.id] = blame.keep_result(shape, e.why)
     state.to_recall.update((a, None) for a in state.open if _is_unclaimed(state.attempts[a]))
 
 
@@ -201,13 +247,18 @@ def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
         (look if in_doubt else shorter)(state, slot)
     if shape.state != "pending":
         return
-    if e.complete:
-        _settle_tuned(state, shape, a, t, None, "")
-    else:
+    if not e.complete:
         shape.result = a.id
         more = ((f"more of {a.id}",),) if e.cut else ()
-        left_out = frozenset((*e.withheld, *more))
+        left_out = frozenset((*e.withheld, *more)) - {ev.NOISE}
         blame.fault(state, shape, a, Reason.FAULT, "", t, left_out, here=_is_news(e))
+    elif shape.noisy == a.id or (e.noisy and _may_measure_again(state, shape, a)):
+        _measure_again(state, shape, a, t)
+    elif e.noisy:
+        why = "its time is noise, measured twice" if shape.noisy else "its time is noise"
+        state.ripe[shape.id] = ev.SettleShape(shape.id, a.id, True, why)
+    else:
+        _settle_tuned(state, shape, a, t, None, "")
 
 
 def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
@@ -487,7 +538,8 @@ def _lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
         slot.adrift = None
         _clear(state, slot)
         _set_slot(state, slot, "lost", f"its lease ended: {e.detail}", t)
-    _set_node(state, n, "gone", f"{e.cause.replace('_', ' ')}: {e.detail}" if e.detail else e.cause, t)
+    cause = blame.cause_words(e.cause)
+    _set_node(state, n, "gone", f"{cause}: {e.detail}" if e.detail else cause, t)
 
 
 def _leases_queued(state: State, e: ev.LeasesQueued, t: float) -> None:

@@ -64,16 +64,24 @@ def tried(state: State, shape: Shape, reason: Reason, attempt: str) -> None:
     if shape.tries >= state.settings.tries:
         why = f"given up after {plural(shape.tries, 'try', 'tries')}"
         state.ripe[shape.id] = (
-            SettleShape(shape.id, shape.result, False, why)
-            if shape.result
-            else FailShape(shape.id, reason, why, attempt, False)
+            keep_result(shape, why) if shape.result else FailShape(shape.id, reason, why, attempt, False)
         )
+
+
+def keep_result(shape: Shape, why: str) -> SettleShape:
+    """Settle the shape with the result that it has. A noisy result is complete; any other lacks candidates."""
+    if shape.noisy:
+        return SettleShape(shape.id, shape.noisy, True, f"its time is noise, measured again without a result: {why}")
+    return SettleShape(shape.id, shape.result, False, why)
 
 
 def is_enough(state: State, shape: Shape) -> bool:
     """Return whether the evidence against the shape is enough. It must have faulted at least once alone in a process,
     where a tuner isolates candidates, and on two nodes; on two slots if there is only one node; twice if there is only
-    one slot (or once, if it has a result). For candidates that a result leaves out, two slots are enough."""
+    one slot (or once, if it has a result). For candidates that a result leaves out, two slots are enough. A noisy
+    result is measured once more, however that ends."""
+    if shape.noisy:
+        return bool(shape.faults) and shape.faults[-1].attempt != shape.noisy
     if _sure_result(shape) is not None:
         return True
     if not any(f.alone for f in shape.faults):
@@ -139,6 +147,8 @@ def _sure_result(shape: Shape) -> Fault | None:
 
 def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
     """The end of a shape with enough faults: its best result without the candidates that faulted, or its failure."""
+    if shape.noisy:
+        return keep_result(shape, shape.faults[-1].detail or shape.faults[-1].reason.message)
     # if several are alike, report the first: a later one may only say that candidates were left out
     last = next(f for f in shape.faults if f.reason is shape.faults[-1].reason)
     sure = len({f.place for f in shape.faults}) > 1
@@ -180,6 +190,11 @@ def lose(state: State, shape: Shape, a: Attempt, *, with_node: bool, detail: str
         state.ripe[shape.id] = FailShape(shape.id, Reason.KILLS_NODES, f"{detail}; seen on {seen}", a.id, sure)
 
 
+def cause_words(cause: str) -> str:
+    """A lease's EndCause in words. `preempted` is what the scheduler or a person took back; it does not say who."""
+    return "cancelled or preempted" if cause == "preempted" else cause.replace("_", " ")
+
+
 def ended_under(state: State, shape: Shape, a: Attempt, cause: str) -> None:
     """A lease ended with the shape in flight. The shape did not cause it."""
     if a.node in shape.ends:
@@ -187,7 +202,7 @@ def ended_under(state: State, shape: Shape, a: Attempt, cause: str) -> None:
     shape.ends.append(a.node)
     if len(shape.ends) >= state.settings.lease_ends:
         why = (
-            f"{plural(len(shape.ends), 'lease')} ended under it, the last one by {cause.replace('_', ' ')}"
+            f"{plural(len(shape.ends), 'lease')} ended under it, the last one by {cause_words(cause)}"
             f" ({', '.join(shape.ends)}); ask for a longer time limit (time:)"
         )
         state.ripe[shape.id] = FailShape(shape.id, Reason.OUTLIVES_LEASE, why, a.id, True)

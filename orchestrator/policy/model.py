@@ -76,7 +76,9 @@ class Shape:
     wedged: list[str] = field(default_factory=list)
     """Hosts where the canary failed after it."""
     result: str = ""
-    """The last attempt that found a winner without some candidates."""
+    """The last attempt that found a winner which is not final: some candidates were left out, or it is noisy."""
+    noisy: str = ""
+    """The attempt that found a complete but noisy winner. It counts unless a second measurement gives a newer one."""
     apart: int | None = None
     """The first of the shapes with which it runs apart from others next."""
 
@@ -262,6 +264,8 @@ class State:
     first_faults: int = 0
     """First faults of shapes, on all slots."""
     next_seq: int = 1
+    again_s: float = 0.0
+    """Estimated seconds of the second measurements of noisy winners, except those that the user asked for."""
 
     # derived: what is to be decided; each is emptied by its decision
     apart: dict[int, tuple[int, ...]] = field(default_factory=dict)

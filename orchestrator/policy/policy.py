@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from orchestrator.events import AskCanary, Decision, Event, Quarantine, Send, TakeBack
+from orchestrator.events import AskCanary, Decision, Event, FailShape, Quarantine, Send, TakeBack
 from orchestrator.policy import blame
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, Kind, Node, Shape, Slot, State, Waiting, spot
@@ -88,21 +88,28 @@ class Policy:
 
     def quarantined_hosts(self, now: float) -> list[str]:
         """Hosts on which every known slot is in quarantine, as far as its cool-down lasts beyond `now`."""
-        hosts: dict[str, list[bool]] = {}
-        for n in self.state.nodes.values():
-            shut = [bool(s.gpu.shut) and s.gpu.until > now for s in n.slots.values()]
-            if n.state != "gone":
-                hosts.setdefault(n.host, []).extend(shut)
-        for n in self.state.nodes.values():
-            if n.host not in hosts:  # only leases that are over were there: the last of them counts
-                hosts[n.host] = [bool(s.gpu.shut) and s.gpu.until > now for s in n.slots.values()]
-        return [host for host, shut in hosts.items() if shut and all(shut)]
+        hosts: dict[str, list[Slot]] = {}
+        last_leases: dict[str, Node] = {}
+        for node in self.state.nodes.values():
+            if node.state == "gone":
+                last_leases[node.host] = node
+            else:
+                hosts.setdefault(node.host, []).extend(node.slots.values())
+        for host, node in last_leases.items():  # a host without a node now is judged by the last that it had
+            hosts.setdefault(host, list(node.slots.values()))
+        return [host for host, slots in hosts.items() if slots and all(_is_shut(slot, now) for slot in slots)]
+
+
+def _is_shut(slot: Slot, now: float) -> bool:
+    """Return whether the slot's GPU is in quarantine beyond `now`."""
+    return bool(slot.gpu.shut) and slot.gpu.until > now
 
 
 def decide(state: State, now: float) -> Decision | None:
     """The next decision; None: nothing is to be done. Apply it before the next is asked for."""
     for end in state.ripe.values():
-        return end
+        has_result = isinstance(end, FailShape) and state.shapes[end.shape].noisy
+        return blame.keep_result(state.shapes[end.shape], end.detail) if has_result else end
     for slot_id, reason in state.to_shut.items():
         return blame.quarantine(state, state.nodes[slot_id[0]].slots[slot_id[1]], reason, now)
     if (verdict := blame.judge(state, now)) is not None:
@@ -308,14 +315,12 @@ def stuck(state: State) -> str | None:
 
 
 def why(state: State, what: int) -> str:
-    """Sentence on where a shape is, and what it waits for."""
+    """Sentence on where a pending shape is, and what it waits for; it does not name the shape."""
     shape = state.shapes[what]
-    if shape.state != "pending":
-        return f"shape {what} is {shape.state}" + (f": {shape.reason.message}" if shape.reason else "")
     for id_ in reversed(shape.attempts):
         if id_ in state.open:
             return whereabouts(state, state.attempts[id_])
-    head = f"shape {what} waits"
+    head = "it waits"
     if state.stopped:
         return f"{head}: the run is stopped"
     if what in state.held:
@@ -332,7 +337,8 @@ def why(state: State, what: int) -> str:
     if not shape.faults:
         return f"{head} for a lease on which nothing ran yet: {plural(len(shape.ends), 'lease')} ended under it"
     where = ", ".join(dict.fromkeys(spot(f.place, state.nodes) for f in shape.faults))
-    return f"{head} for a slot other than {where}, where it went wrong"
+    wrong = "its time was noise" if shape.noisy else "it went wrong"
+    return f"{head} for a slot other than {where}, where {wrong}"
 
 
 def whereabouts(state: State, a: Attempt) -> str:

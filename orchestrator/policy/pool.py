@@ -50,6 +50,16 @@ def set_apart(state: State, shapes: tuple[int, ...]) -> None:
     state.apart[shapes[0]] = shapes
 
 
+def set_noisy_apart(state: State, shapes: Iterable[int]) -> None:
+    """Queue noisy shapes for their second measurement. Those of a unit run together, as they are decided together."""
+    units: dict[int, list[int]] = {}
+    for shape in (state.shapes[s] for s in shapes):
+        if shape.noisy and shape.state == "pending" and not shape.copies and shape.apart is None:
+            units.setdefault(shape.unit, []).append(shape.id)
+    for ids in units.values():
+        set_apart(state, tuple(ids))
+
+
 def withdraw_unit(state: State, unit: int, members: tuple[int, ...]) -> None:
     """Take these shapes of a unit out of the queue."""
     entry = state.waiting.get(unit)
@@ -119,6 +129,8 @@ def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
     """Queue the shapes that a finished attempt left. Each suspect runs alone. With `halves` (nobody knows at which
     shape it ended) the two halves run apart. The rest is queued as before."""
     left = tuple(s for s in state.unsettled(a.shapes) if s not in state.held)
+    set_noisy_apart(state, left)
+    left = tuple(s for s in left if state.shapes[s].apart is None)
     if halves:
         left = tuple(s for s in left if not state.shapes[s].copies)
     if halves and len(left) > 1:

@@ -51,6 +51,8 @@ class PolicySettings:
     shape may take minutes. With 120 s, slots that have just become sick blame a healthy shape in 1 bad night of 30."""
     came_with_s: float = 60.0
     """Bad ends this shortly before the end of a lease are part of it: a scheduler kills the processes first."""
+    again: float = 0.1
+    """Most of a run's time, as a share, for second measurements of noisy winners. `retry --noisy` has no limit."""
 
     # slots
     row_p: float = 1e-6

@@ -16,7 +16,6 @@ from orchestrator.command_hints import command, program
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder
-from orchestrator.planning.estimate import Range
 from orchestrator.policy.model import SlotId, State
 from orchestrator.report.measured import (
     Measurements,
@@ -32,8 +31,17 @@ from orchestrator.report.measured import (
 from orchestrator.results.export import measured_on, unpromised
 from orchestrator.results.recheck import noise_note
 from orchestrator.tables.tuned import Key, read_table
-from orchestrator.view.status import GOING, RunHeader, flag_words, flags, sessions_until, state_now, time_left
-from orchestrator.view.words import failures, incidents, lanes, left_words, slot_words, timeline, worked_words
+from orchestrator.view.status import GOING, RunHeader, awaited, flag_words, flags, sessions_until, state_now, time_left
+from orchestrator.view.words import (
+    failures,
+    incidents,
+    lanes,
+    left_words,
+    slot_words,
+    timeline,
+    wait_words,
+    worked_words,
+)
 from worker.families import Family
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
@@ -139,13 +147,13 @@ def digits(x: float) -> str:
 
 
 def _next(
-    state: str, c: Counts, left: Range | None, name: str, failures: Mapping[str, int], e: PreviousTable, *, bench: bool
+    state: str, c: Counts, left: str, name: str, failures: Mapping[str, int], e: PreviousTable, *, bench: bool
 ) -> str:
     """Sentence on what comes next, or what the user can do. `name`: the run's name on a command line."""
     if state in GOING:
         if c.tuned == 0:
             return "Nothing is measured yet." if bench else "Nothing is tuned yet."
-        return f"Time left: {left_words(left.low_s, left.mid_s, left.high_s)}." if left else "It goes on."
+        return f"Time left: {left}." if left else "It goes on."
     if state in ("interrupted", "cancelled") and c.settled < c.total:
         return f"All results so far are kept. To measure the rest: {command(f'resume {name}')}"
     if c.failed:
@@ -292,17 +300,18 @@ class Collector:
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         bench = recorded_tuner(config.tuner).side_by_side  # its result is the mean of its runs
-        noisy = "" if bench else noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
+        noisy = "" if bench else noise_note([named(i) for i, w in measured.winners.items() if w.noisy], run)
         notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
         notes += [f"compared with the other GPUs, {words}" for words in flag_words(state)[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(state, about, now, driven=True) if going and state.nodes else None
+        left = left_words(eta.low_s, eta.mid_s, eta.high_s) + wait_words(awaited(state)) if eta else ""
         winners = measured.winners.values()
         names = sorted({str(d["device"]) for d in devices if d.get("device")})[:3]
         sentences = [
             _request(config, counts.total, by_slot, names, bench=bench),
             _outcome(word, counts, worked_words(sessions), winners, len(unconfirmed), bench=bench),
-            _next(word, counts, eta, run, ledger.failures(), before, bench=bench),
+            _next(word, counts, left, run, ledger.failures(), before, bench=bench),
         ]
         return {
             "format": FORMAT,
@@ -330,7 +339,7 @@ class Collector:
             },
             "fleet": timeline(state, named, start, end),
             "failures": failures(ledger, named, run),
-            "incidents": incidents(state),
+            "incidents": incidents(state, self.paths),
             "unconfirmed": [
                 {"id": u.id, "shape": named(u.id), "where": f"{u.node} slot {u.slot}", "detail": u.detail,
                  "withheld": [f"{w.name}: {w.outcome}" for w in left_out]}

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
@@ -176,6 +177,41 @@ HEADERS = {
 """Headers of every response."""
 
 
+MOST_STRANGERS = 64
+"""Most open connections that have not shown the key of the page."""
+
+
+class Strangers:
+    """Open connections, by their address, that have not shown the key; the oldest is closed if there are too many.
+
+    A limit of all connections would let any process of this machine shut the page's owner out.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[object, asyncio.Transport] = {}
+
+    def arrive(self, client: object, transport: asyncio.Transport) -> None:
+        self._open[client] = transport
+        if len(self._open) > MOST_STRANGERS:
+            self._open.pop(next(iter(self._open))).close()
+
+    def leave(self, client: object) -> None:
+        """Forget a connection that has shown the key, or that is closed."""
+        self._open.pop(client, None)
+
+
+class Connection(H11Protocol):
+    """A connection to a server whose application is a Guard."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.config.app.strangers.arrive(self.client, transport)  # type: ignore[union-attr]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.config.app.strangers.leave(self.client)  # type: ignore[union-attr]
+        super().connection_lost(exc)
+
+
 class Guard:
     """ASGI middleware that admits only browsers on this machine that have the printed address. `port`: our port.
 
@@ -190,6 +226,7 @@ class Guard:
         self._cookie = f"gemmfleet_{port}"  # cookies belong to a host, not to a port
         self.token = secrets.token_urlsafe(24)
         self._session = secrets.token_urlsafe(24)
+        self.strangers = Strangers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
@@ -212,6 +249,7 @@ class Guard:
             away.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
             return away
         if _same(request.cookies.get(self._cookie, ""), self._session):
+            self.strangers.leave(request.scope["client"])
             return None
         return PlainTextResponse("Open the address that the command printed: it holds the key to this page.\n", 403)
 
@@ -231,8 +269,8 @@ class PageServer:
         guard = Guard(make_app(self._watch, lambda: self._server.should_exit), number)
         self.url = f"http://{HOST}:{number}/?token={guard.token}"
         config = uvicorn.Config(
-            guard, log_level="critical", access_log=False, server_header=False, ws="none", lifespan="off",
-            timeout_graceful_shutdown=GRACE_S, limit_concurrency=64,
+            guard, http=Connection, log_level="critical", access_log=False, server_header=False, proxy_headers=False,
+            ws="none", lifespan="off", timeout_graceful_shutdown=GRACE_S,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
 

@@ -20,7 +20,6 @@ from orchestrator.families import backend_name, label
 from orchestrator.ledger.reader import LedgerReader, Report
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.policy.model import State
-from orchestrator.results.recheck import NOISY_GAIN
 from orchestrator.shapes.model import Key, element_type
 from worker.families import Family
 
@@ -49,7 +48,8 @@ class Winner:
     """The row that settled a shape.
 
     `median_us`: of the attempt's correct candidates. `runner_up_us`: the best of them with another kernel. `first_us`:
-    the winner's first time, before it was measured again. Each is None if there is no such time.
+    the winner's first time, before it was measured again. Each is None if there is no such time. `noisy`: see
+    LedgerReader.noise.
     """
 
     node: str
@@ -65,11 +65,7 @@ class Winner:
     median_us: float | None
     runner_up_us: float | None
     first_us: float | None
-
-    @property
-    def noisy(self) -> bool:
-        """Return whether it was slower than the median candidate when it was measured again."""
-        return self.median_us is not None and self.median_us / self.us < NOISY_GAIN
+    noisy: bool
 
 
 class Measurements:
@@ -80,6 +76,7 @@ class Measurements:
         self.keys: dict[int, Key] = {}
         self.tried: dict[int, Tried] = defaultdict(Tried)
         self.winners: dict[int, Winner] = {}
+        self._settled_by: dict[int, str] = {}
         self.backends: set[str] = set()
         self._row = self._won = 0
         self._open: list[tuple[Any, ...]] = []
@@ -96,7 +93,8 @@ class Measurements:
         self._open = [r for r in rows if shapes[r[1]].state != "tuned"]  # their attempts may settle them yet
         for number, shape, attempt, *rest in rows:
             s, self._won = shapes[shape], max(self._won, number)
-            if s.state == "tuned" and s.attempt == attempt and shape not in self.winners:
+            if s.state == "tuned" and s.attempt == attempt and self._settled_by.get(shape) != attempt:
+                self._settled_by[shape] = attempt
                 self.winners[shape] = self._winner(ledger, shape, attempt, *rest)
 
     def flops(self, shape: int) -> float:
@@ -130,7 +128,7 @@ class Measurements:
             bw=bw, spread=spread, kernel=name,
             backend=self._backend(libtype, name, number), gfx=gfx, cu_num=cu_num,
             median_us=median(own + rivals) if beside else None, runner_up_us=min(rivals, default=None),
-            first_us=next(iter(own), None),
+            first_us=next(iter(own), None), noisy=ledger.noise(attempt, shape) > 0,
         )  # fmt: skip
 
     def _backend(self, libtype: str, kernel: str, number: int | None) -> str:

@@ -25,6 +25,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.bench import ENV_FORMAT, MEASURED
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Rule, judge
 from orchestrator.results.measurements import read_header
+from orchestrator.results.rocprof import GRID, is_rocprof, timings
 from orchestrator.tables.locate import locate
 from orchestrator.tables.textfiles import (
     Faults,
@@ -46,6 +47,12 @@ TIMES = ("us", "time_us")
 KERNELS = (
     ("kernel",), ("backend", "op"), ("kernelName",), ("kernelName1", "kernelName2"), ("kernelName1",), ("backend",),
 )  # fmt: skip
+NO_REPEATS = (
+    "No row has repeats, so the noise is unknown and no row is judged: measure each three times. --rule-only judges by"
+    " the rule alone, but it knows no noise and accuses most unchanged tables."
+)
+ANY_KERNEL = "any"
+"""The kernel of all rows if the column that names it is left out."""
 RUNS = ("run", "repeat")
 CHIP = ("gfx", "cu_num")
 CONFIG = "aiter_config"  # file, bucket and values of the config that a row was measured with
@@ -146,9 +153,13 @@ def _read(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
     records = [(n, cells) for n, _, cells in islice(csv_records(path, None), MAX_LINES + 1) if any(cells)]
     (header, cells), *lines = records or [(1, [])]
     names = [n.removeprefix("\ufeff") for n in cells]
+    profiled = is_rocprof(names)
+    if profiled:
+        names, lines = timings(names, lines, MAX_REPEATS, where)
     time = next((t for t in TIMES if t in names), "")
     kernel = next((some for some in KERNELS if {*some} <= {*names}), ())
     shape = [n for n in names if n not in {*RESULTS, *kernel, *dropped}]
+    unnamed = bool({"kernel", *kernel} & {*dropped})
     twice = next((n for n in names if names.count(n) > 1), "")
     lacks = (
         (not records, "is empty"),
@@ -156,7 +167,7 @@ def _read(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
         (twice, f"column {shown(twice)} is there {names.count(twice)} times: drop one"),
         (not time, "has no column us or time_us"),
         (not kernel, "has no column kernel (or kernelName, or backend)"),
-        (not shape, "has no column of a shape, such as M,N,K"),
+        (not shape and (not profiled or unnamed), "has no column of a shape, such as M,N,K"),
         (len(lines) == MAX_LINES, f"more than {MAX_LINES:,} lines: compare the tuned tables or a benchmark"),
     )
     if what := next((what for bad, what in lacks if bad), ""):
@@ -178,7 +189,8 @@ def _read(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
     rows = measured[timed].replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are the same
     out = rows[[*shape, *(n for n in (*CHIP, CONFIG) if n in names)]].assign(us=us[timed])
     named = measured.loc[timed, [*kernel]].itertuples(index=False, name=None)
-    out.insert(0, "kernel", [" + ".join(c for c in cells if c not in NULLS) for cells in named])
+    kernels = [ANY_KERNEL if unnamed else " + ".join(c for c in cells if c not in NULLS) for cells in named]
+    out.insert(0, "kernel", kernels)
     key = out.groupby(["kernel", *shape], sort=False)
     nth = key.cumcount()
     run = next((rows[n] for n in RUNS if n in names), nth)
@@ -273,6 +285,7 @@ def compare(
     if machine and not other_gpu:
         raise InputError(f"the sides are from different machines ({escaped(machine)}): their times say nothing about"
                          " the software; --other-gpu compares them anyway")  # fmt: skip
+    _check_common_rows(golden, tot)
     rows, facts = _judged(golden, tot, rule, bound, paired, rule_only)
     counts = {v: sum(r["verdict"] == v for r in rows) for v in VERDICTS}
     out = {
@@ -295,6 +308,20 @@ def compare(
     }  # fmt: skip
     regression = out.get("table_slower") or counts["regression"]
     return {"exit_code": 1 if regression else 4 if out["open"] else 0, "summary": _summary(out), **out}
+
+
+def _check_common_rows(golden: Side, tot: Side) -> None:
+    """Raise InputError if no row of one side has its kernel and shape on the other. Names the columns that differ."""
+    columns = [str(c) for c in golden.rows if c not in ("us", CONFIG)]
+    if not golden.rows.merge(tot.rows, on=columns).empty:
+        return
+    apart = [c for c in columns if not {*golden.rows[c]} & {*tot.rows[c]}] or columns
+    keep = f"column {shown(apart[0])} keeps" if len(apart) == 1 else f"columns {', '.join(map(shown, apart))} keep"
+    options = " ".join(f"--ignore-column {quote(c)}" for c in apart)
+    raise InputError(
+        f"golden and tot have no kernel and shape in common: {keep} their rows apart; leave out what is not part of the"
+        f" shape, as with {options}"
+    )
 
 
 def _judged(
@@ -362,8 +389,7 @@ def _summary(of: Mapping[str, Any]) -> list[str]:
         *[f"The table as a whole is slower by {percent(shift)}: a regression."] * bool(of.get("table_slower")),
         f"{plural(len(rows), 'row')}: {counts}.",
         *["Judged by the rule alone, which flags nearly every table even if nothing changed."] * of["rule_only"],
-        *["No row has repeats, so the noise is unknown and no row is judged: measure each three times."]
-        * bool(of.get("averaged")),
+        *[NO_REPEATS] * bool(of.get("averaged")),
     ]
     if not of["rule_only"]:
         few = not of["paired"] and of["judged"] < ENOUGH_ROWS
@@ -391,11 +417,14 @@ def _summary(of: Mapping[str, Any]) -> list[str]:
 
 
 def _again(rows: Rows, golden: Side, tot: Side, listed: str) -> str:
-    """The command that measures the rows of `listed` again, after the command that lists them; "" if all are judged.
+    """The command that measures the rows of `listed` again, after the command that lists them; "" if all are judged or
+    the rows name no shapes, as a profiler's.
 
     Its options describe each side again: the stack with its variables, and the config set.
     """
     options = dict[str, None]()
+    if not rows or {*rows[0]["key"]} <= {"kernel", *GRID}:
+        return ""
     for side in (golden, tot):
         fields, given = side.fields, side.fields.get("under_test", "").split()
         stack = fields.get("env", "").partition(" (")[2].removesuffix(")")  # a bench of ours writes `NAME (PLACE)`
@@ -409,7 +438,7 @@ def _again(rows: Rows, golden: Side, tot: Side, listed: str) -> str:
     sides = " ".join(f"--{s.name} {quote(str(f))}" for s in (golden, tot) for f in s.files)
     words = f"bench {quote(listed or 'again.csv')} --backend {quote(backends)} {' '.join(options)}"
     commands = [*([] if listed else [f"compare {sides} --again again.csv"]), f"{words} --repeats {AGAIN_REPEATS}"]
-    return "; ".join(map(command, commands)) if rows else ""
+    return "; ".join(map(command, commands))
 
 
 def percent(share: float | None, *, sign: bool = False) -> str:

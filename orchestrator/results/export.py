@@ -57,17 +57,21 @@ def write_profile(ledger: LedgerReader, path: Path) -> None:
 
 def winners(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
     """The rows of the shapes tuned in a run as a merge takes them, each with its spread."""
+    noisy = ledger.noisy()
     for row in ledger.winners():
-        place = {"attempt": row.attempt, "node": row.node, "slot": row.slot, "spread": row.row.get("spread", 0.0)}
+        spread = noisy.get(row.shape) or row.row.get("spread", 0.0)
+        place = {"attempt": row.attempt, "node": row.node, "slot": row.slot, "spread": spread}
         yield tuned_columns(row, ledger.family) | place
 
 
 def candidates(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
-    """The rows of profile.csv: those of every candidate."""
-    settled = {w.id for w in ledger.winners()}
+    """The rows of profile.csv: those of every candidate. The spread of a noisy winner covers its first time too."""
+    settled, noisy = {w.id for w in ledger.winners()}, ledger.noisy()
     unsure = {s.id for s in ledger.shapes("tuned") if s.confirmed is False}
     for r in ledger.profile_rows():
         shown = {n: no_formula(v) if isinstance(v := r.row.get(n), str) else v for n in SHOWN}
+        if r.id in settled and r.shape in noisy:
+            shown["spread"] = noisy[r.shape]
         marks = {"winner": int(r.id in settled), "unconfirmed": int(r.id in settled and r.shape in unsure)}
         place = {"attempt": r.attempt, "node": r.node, "slot": r.slot}
         yield tuned_columns(r, ledger.family) | place | shown | marks
@@ -212,6 +216,7 @@ class RunFacts:
         slots = {(s.node, s.slot): s for s in ledger.slots()}
         reports = ledger.reports()
         counts = {(a, s): (n, bad) for a, s, n, bad in ledger.query(_COUNTS)}
+        noisy = ledger.noisy()
         for row in ledger.winners():
             cells = {name: cell(value) for name, value in tuned_columns(row, family).items()}
             try:
@@ -222,7 +227,8 @@ class RunFacts:
             if us is not None:
                 facts = _facts(row, slots.get((row.node, row.slot)), reports.get(row.attempt, NO_REPORT), tuner)
                 tried, failed = counts.get((row.attempt, row.shape), (None, None))
-                self._by_key[key] = (us, {**facts, "tried": tried, "failed": failed})
+                spread = noisy.get(row.shape) or facts["spread"]
+                self._by_key[key] = (us, {**facts, "spread": spread, "tried": tried, "failed": failed})
 
 
 def tuned_columns(row: ProfileRow, family: Family) -> dict[str, Cell]:

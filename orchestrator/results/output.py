@@ -52,6 +52,8 @@ REASONS = {
 MOST_NAMED = 8
 MOST_WRONG = 100
 """Rows beyond the error ratio that are listed."""
+MOST_PAIRS = 28
+"""Pairs of backends that are listed: all of eight backends."""
 ALL = "all with --json"
 
 
@@ -65,7 +67,7 @@ def add_analysis(page: Page, of: Mapping[str, Any], most: int) -> None:
         (f"{label(p['first'])} over {label(p['second'])}", f"{p['shapes']:,}", f"{p['wins']:,}",
          *(_ratio(p[n]) for n in ("least", "most", "mean", "geomean")))
         for p in of["summary"]["pairs"]
-    ), "pair", right=heads[1:], most=len(of["rows"]) ** 2)  # fmt: skip
+    ), "pair", right=heads[1:], most=MOST_PAIRS, more=ALL)  # fmt: skip
     page.line(*_sentences(of))
     heads = ("shape", "backend", "kernel", "errRatio", "us", "")
     page.table(heads, _wrong(of), right=heads[3:5], most=MOST_WRONG, more=ALL)
@@ -188,10 +190,13 @@ def add_comparison(page: Page, of: Mapping[str, Any]) -> None:
     page.table([*rows[0]["key"], *heads], cells, right=right, most=most, more="all with --out or --json")
     page.line(*of["summary"])
     if of["open"]:
-        what = f"{plural(of['open'], 'row')} could not be judged. Measure again, in turn and seven times, and compare"
-        page.line(
-            f"{what} the new files{'' if of['rule_only'] else f' with --bound {AGAIN_BOUND:g}'}:", f"  {of['again']}"
-        )
+        bound = "" if of["rule_only"] else f" with --bound {AGAIN_BOUND:g}"
+        way = f"Profile both sides again (rocprofv3 --kernel-trace), and compare the traces{bound}"
+        if of["again"]:
+            way = f"Measure again, in turn and seven times, and compare the new files{bound}:"
+        page.line(f"{plural(of['open'], 'row')} could not be judged. {way}")
+        if of["again"]:
+            page.line(f"  {of['again']}")
 
 
 def _figure(name: str, value: Any) -> Cell:

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.families import grid_point
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
@@ -24,7 +25,7 @@ from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.textfiles import write_atomic
+from orchestrator.tables.textfiles import read_json, write_atomic
 from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
@@ -94,7 +95,7 @@ def write_rows(path: Path, table: str, rows: Mapping[int, RowToCheck], slower: f
 
 def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
     """The only kernels to measure for each shape; {} if the run is not a recheck."""
-    rows = json.loads(path.read_bytes())["rows"] if path.exists() else {}
+    rows = read_json(path)["rows"] if path.exists() else {}
     return {int(i): [TableKernel(*k) for k in r["kernels"]] for i, r in rows.items()}
 
 
@@ -145,7 +146,7 @@ def slot_seconds(ledger: LedgerReader) -> float:
 
 def judge(ledger: LedgerReader, path: Path) -> Recheck:
     """Judge the rows of a recheck by its run's measurements. `path`: the file of `write_rows`."""
-    document: dict[str, Any] = json.loads(path.read_bytes())
+    document = read_json(path)
     wanted = {int(i): r for i, r in document["rows"].items()}
     candidates = (row for row in ledger.profile_rows() if not row.winner and row.shape in wanted)
     measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
@@ -263,7 +264,7 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     if paths.annotations.exists():
         out |= numbers(read_shapes(paths.annotations, family), NOW)
     if paths.merge.exists():
-        for r in json.loads(paths.merge.read_bytes())["rows"]:
+        for r in read_json(paths.merge)["rows"]:
             us = r["rival_us"] if r.get("rival_us") and r.get("judged") == "same profile" else r["old_us"]
             if us and all(n in r["key"] for n in family.key_names):
                 out[tuple(r["key"][n] for n in family.key_names)] = us
@@ -274,9 +275,6 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     return out
 
 
-NOISY_GAIN = 0.995
-"""A winner with a gain below this (it is shown as 1.00x) is noisy: measured again, it was slower than the median
-candidate."""
 MOST_NAMED = 4
 
 
@@ -294,16 +292,16 @@ def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
     return {shape: median(times) / won[shape].us for shape, times in beside.items()}
 
 
-def noise_note(shapes: Sequence[str]) -> str:
-    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy.
+def noise_note(shapes: Sequence[str], run: str) -> str:
+    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy. `run`: as it is typed.
 
-    The leaders are measured again before one of them wins. If a leader is then slower than the first time of the median
-    candidate, something disturbed the machine, and neither its time nor the choice can be trusted.
+    The leaders are measured again before one of them wins. If the winner then takes another time than at first,
+    something disturbed the machine, and neither its time nor the choice can be trusted.
     """
     if not shapes:
         return ""
     return (
-        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, slower than the"
-        f" median candidate ({and_more(shapes, MOST_NAMED)}); tune {'it' if len(shapes) == 1 else 'them'} again"
-        " on a quiet machine"
+        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, the time differs"
+        f" from the first by more than both spreads explain ({and_more(shapes, MOST_NAMED)}); measure again:"
+        f" {command(f'retry {run} --noisy')}"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.errors import ShapesError
 from orchestrator.shapes.model import Key, Shape, ShapeList
-from orchestrator.tables.locate import family_in_name
+from orchestrator.tables.locate import family_in_name, table_of_others
 from orchestrator.tables.textfiles import (
     Faults,
     Text,
@@ -212,6 +212,10 @@ def read_shapes(path: str | Path, family: Family) -> ShapeList:
 def family_of_list(path: Path, known: Iterable[str] = tuple(FAMILIES)) -> str | None:
     """The family in the name of a list (`shapes-fmoe.csv`, or AITER's), else the only one of `known` whose required
     columns it has; None if neither tells. Raises ShapesError."""
+    if table := table_of_others(path):
+        raise ShapesError(
+            f"{path}: is the list of AITER's {table}.csv, which nothing here tunes; give a list of yours another name"
+        )
     found = [name for name in FAMILIES if f"-{path.stem}".endswith(f"-{name}")]
     found += [f.name for f in [family_in_name(path.name.replace("untuned", "tuned"))] if f]
     header = {c.strip(BLANK).lower() for c in read_head(path, 4096, ShapesError).partition("\n")[0].split(",")}

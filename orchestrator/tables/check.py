@@ -27,8 +27,8 @@ from orchestrator.tables.kinds import (
     rows_by_kind,
     stale,
 )
-from orchestrator.tables.locate import family_of, shipped_tables
-from orchestrator.tables.rules import FIX, FIXES, REBUILD, Broken, RowRules
+from orchestrator.tables.locate import family_of, shipped_tables, table_of_others
+from orchestrator.tables.rules import REBUILD, Broken, RowRules, fix_of
 from orchestrator.tables.textfiles import read_head, text_lines
 from orchestrator.tables.tuned import (
     TAG,
@@ -46,7 +46,7 @@ from orchestrator.tables.tuned import (
 from worker.aiter_tree.kernels import KernelAvailability, KernelLists, Standing
 from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
 from worker.families import NULLS, Family, backend_of
-from worker.text import Finding, Level, plural
+from worker.text import Finding, Level, and_more, plural
 
 _IMPORTED = {"flydsl": "flydsl", "triton": "", "opus": ""}
 """Backends that dispatch imports from aiter/ops/<backend> when a row names them, with the package that they need."""
@@ -183,8 +183,6 @@ Verdict = Literal["safe", "rebuild", "unsafe"]
 VERDICTS: Mapping[Verdict, str] = {
     "safe": "safe in", "rebuild": "safe after a rebuild in (AITER_REBUILD=1, once)", "unsafe": "not safe in",
 }  # fmt: skip
-OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "asm_a8w8_gemm")
-"""Tables of AITER's that nothing here tunes."""
 
 
 @dataclass(slots=True)
@@ -227,10 +225,16 @@ class Checked:
         """Every finding with its place and the way out, errors first, then by line."""
         found = sorted(self.findings, key=lambda f: (f.level, f.line, f.rule, f.text))
         return [
-            {"file": f.path, "level": f.level, "line": f.line, "rule": f.rule, "text": f.text,
-             "fix": FIXES.get(f.rule, FIX)}
+            {"file": f.path, "level": f.level, "line": f.line, "rule": f.rule, "text": f.text, "fix": fix_of(f)}
             for f in found
-        ]  # fmt: skip
+        ]
+
+    def problem_lines(self) -> list[str]:
+        """A line for each cause, with its rows: findings of one rule whose texts differ in names and numbers alone."""
+        causes: dict[tuple[str, str, str], list[Finding]] = {}
+        for f in sorted(self.findings, key=lambda f: (f.level, f.line, f.rule, f.text)):
+            causes.setdefault((f.level, f.rule, _NAME_OR_NUMBER.sub("#", f.text)), []).append(f)
+        return [_cause_line(findings) for findings in causes.values()]
 
     def to_json(self) -> dict[str, Any]:
         """The table's part of the document of `--json`."""
@@ -254,6 +258,24 @@ class Checked:
         }
 
 
+# A kernel's name, a size, FILE:LINE.
+_NAME_OR_NUMBER = re.compile(r"\S*\d\S*")
+ROWS_NAMED = 5
+
+
+def _cause_line(findings: Sequence[Finding]) -> str:
+    first = findings[0]
+    if len(findings) > 1:
+        rows = and_more([str(f.line) for f in findings], ROWS_NAMED)
+        example = "" if len({f.text for f in findings}) == 1 else "the first: "
+        where = f"{first.path}: {first.rule}: {len(findings):,} rows ({rows}): {example}"
+    elif first.line:
+        where = f"{first.path}:{first.line}: {first.rule}: "
+    else:
+        where = f"{first.path}: {first.rule}: "
+    return f"{first.level}: {where}{first.text}; fix: {fix_of(first)}"
+
+
 def check(
     paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None, *, alone: bool = False
 ) -> tuple[list[Checked], list[str]]:
@@ -269,7 +291,7 @@ def check(
             family = _family(path, wanted)
             if family is None:
                 out.append(Checked(path, ""))
-                out[-1].add(1, ("family", "warning", "is of no family that is tuned here: it was not checked"))
+                out[-1].add(0, ("family", "warning", "is of no family that is tuned here: it was not checked"))
                 continue
             if family.name not in seen:
                 seen[family.name] = _places(build, family, given) if build and not alone else {}
@@ -304,7 +326,7 @@ def _family(path: Path, wanted: str | None) -> Family | None:
     try:
         return family_of(path, wanted)
     except TunedDBError:
-        if any(name in path.name for name in OTHERS):
+        if table_of_others(path):
             return None
         raise
 

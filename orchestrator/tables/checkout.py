@@ -8,22 +8,28 @@ and reads the shared tables alone. `test_config_shape_collision` (since a7796271
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import shutil
+import site
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from worker.foreign.runner import ForeignCodeError, Limits, run
 from worker.text import and_more
 
 TRAILER = "Published-by: gemmfleet"
 """The last line of every message of ours: a branch with any other commit is not made again."""
+SCRATCH, LOCK = "gemmfleet-publish-", "lock"
+"""The folder of a worktree begins so; its lock is held as long as its process lives."""
 GIT_S = 600.0
 _KEPT = ("GIT_AUTHOR_", "GIT_COMMITTER_")
 _CONFIG = ("-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false")
@@ -81,14 +87,28 @@ class Checkout:
 
     @contextmanager
     def worktree(self, base: str) -> Iterator[Path]:
-        """A worktree at a commit, which is gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix="gemmfleet-publish-") as scratch:
+        """A worktree at a commit, which is gone afterwards; those of processes that were killed are removed first."""
+        self._remove_dead_worktrees()
+        with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch, open(Path(scratch) / LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             tree = Path(scratch) / "aiter"
             self.git("worktree", "add", "--quiet", "--detach", str(tree), base)
             try:
                 yield tree
             finally:
                 self.git("worktree", "remove", "--force", str(tree))
+
+    def _remove_dead_worktrees(self) -> None:
+        """Remove the worktrees of ours whose folder is gone, or whose lock nobody holds."""
+        for line in self.git("worktree", "list", "--porcelain").splitlines():
+            tree = Path(line.removeprefix("worktree "))
+            if not (line.startswith("worktree ") and tree.name == "aiter" and tree.parent.name.startswith(SCRATCH)):
+                continue
+            with suppress(OSError), ExitStack() as held:
+                if tree.parent.exists():
+                    fcntl.flock(held.enter_context(open(tree.parent / LOCK)), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.git("worktree", "remove", "--force", str(tree))
+                shutil.rmtree(tree.parent, ignore_errors=True)
 
     def commit(self, tree: Path, texts: Mapping[str, str], message: str) -> str:
         """Write files in a worktree and commit them; the commit."""
@@ -107,7 +127,7 @@ class Checkout:
 CHECKS = ("test_csv_validation", "test_config_shape_collision")
 FOLDER = "op_tests/tuning_tests"
 COMMANDS = [f"python3 -m unittest -v op_tests.tuning_tests.{name}" for name in CHECKS]
-CHECK_S = 1800.0
+CHECK_LIMITS = Limits(seconds=1800, memory=32 << 30, output=1 << 30, processes=1024)
 TAIL = 12
 _FAILED = re.compile(r"^(?:FAIL|ERROR): (.+)$", re.M)
 
@@ -126,21 +146,17 @@ def run_check(tree: Path, name: str, python: str, jit: Path, log: Path) -> Check
     """One check of a tree. `jit`: the folder of built modules, which its import may take."""
     if not (tree / FOLDER / f"{name}.py").is_file():
         return CheckRun(why="this AITER has no such check")
-    env = {
-        **os.environ,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **({"AITER_JIT_DIR": str(jit)} if any(jit.glob("*.so")) else {}),
-    }
+    env = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    env["PYTHONUSERBASE"] = site.getuserbase()  # the home that the check sees is empty
+    if any(jit.glob("*.so")):
+        env["AITER_JIT_DIR"] = str(jit)
     argv = [python, *COMMANDS[CHECKS.index(name)].split()[1:]]
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log.open("w") as out:
-            code = subprocess.run(
-                argv, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                timeout=CHECK_S, check=False,
-            ).returncode  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return CheckRun(why=f"it did not end: {e}")
+        with log.open("w+b") as out:
+            code = run(argv, out, cwd=tree, env=env, limits=CHECK_LIMITS)
+    except (OSError, ForeignCodeError) as e:
+        return CheckRun(why=f"it {e}")
     return read_output(log.read_text(errors="replace"), code)
 
 

@@ -1,50 +1,107 @@
 """Changes of a user's files: one writer at a time, atomic replacement, every old state kept, undo.
 
-A table and the records beside it are one state. Both are kept under one stamp, `<file>.<UTC>.bak`. An empty kept file
-of records says that there were none. The records change first: a crash between the two leaves records of which some
-fit no row, which is seen, and never a table without its old state.
+A table and the records beside it are one state. Both are kept under one number, `<file>.<number>.<UTC>.bak`; the number
+alone says which state is the later one, because a clock may be wrong. An empty kept file of records says that there
+were none. The records change first, then the table: a merge that was killed between the two is taken back by the next
+merge or undo, which knows it by a kept state that is the table itself.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.kinds import records_path
-from orchestrator.tables.textfiles import sync_folder, write_atomic
+from orchestrator.tables.textfiles import remove_dead_temporaries, sync_folder, write_atomic
 
 LOCK_WAIT_S = 30.0
-_STAMP = re.compile(r"\.(\d{8}T\d{6}Z)(?:-(\d+))?\.bak\Z")
+_STAMP = re.compile(r"(?:\.(\d+))?\.(\d{8}T\d{6}Z)(?:-(\d+))?\.(?:bak|undone)\Z")
+"""The end of a kept file's name. Version 0.3 wrote no number, and told files of one second apart by `-2`."""
 
 
 @contextmanager
 def locked(target: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """One writer at a time to a file: an flock on a file beside it, which stays. Raises TunedDBError after `wait_s`."""
-    fd = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """One writer at a time to a file: an flock on a file beside it, which stays.
+
+    Raises TunedDBError after `wait_s`, and if the lock file cannot be used.
+    """
+    lock = target.with_name(f".{target.name}.lock")
+    fd = _open_lock(lock)
     try:
         until = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise TunedDBError(
-                        f"{target}: another merge is writing to it; merge again when it is done"
-                    ) from None
-                time.sleep(0.02)
+        while not _take_lock(fd, lock):
+            if time.monotonic() >= until:
+                raise TunedDBError(
+                    f"{target}: another merge is writing to it (it holds {lock.name}); merge again when it is done"
+                )
+            time.sleep(0.02)
         yield
     finally:
         os.close(fd)
+
+
+def _open_lock(lock: Path) -> int:
+    """Open a lock file, for everybody who may write in its folder: it is made with mode 0666 whatever the umask says.
+
+    It is opened to be written, because NFS grants an exclusive lock to such a file only; another user's file that may
+    not be written is opened to be read, which suffices on local disks. A link is never followed. An existing file is
+    opened without O_CREAT, which the kernel refuses for another user's file in a folder like /tmp
+    (fs.protected_regular).
+    """
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666)
+        except FileExistsError:
+            try:
+                fd = os.open(lock, os.O_RDWR | flags)
+            except PermissionError:
+                fd = os.open(lock, os.O_RDONLY | flags)
+    except OSError as e:
+        raise _lock_error(lock, e) from e
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise TunedDBError(f"{lock}: is not a regular file, so nothing can be locked by it; remove it")
+    if status.st_uid == os.geteuid():
+        os.fchmod(fd, 0o666)
+    return fd
+
+
+def _take_lock(fd: int, lock: Path) -> bool:
+    """Return whether the lock is ours now; False if another process holds it. Raises TunedDBError."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        raise _lock_error(lock, e) from e
+    return True
+
+
+def _lock_error(lock: Path, e: OSError) -> TunedDBError:
+    if e.errno == errno.ELOOP:
+        return TunedDBError(f"{lock}: is a symbolic link, and a lock file is not; remove it")
+    if not lock.parent.is_dir():
+        return TunedDBError(f"{lock.parent}: there is no such folder; nothing was changed")
+    if e.errno in (errno.EACCES, errno.EPERM, errno.EBADF) and lock.exists():
+        return TunedDBError(
+            f"{lock}: this lock file cannot be used ({e.strerror}); its owner (uid {lock.lstat().st_uid}) can run:"
+            f" chmod 666 {quote(str(lock))}"
+        )
+    return TunedDBError(f"{lock}: this lock file cannot be used: {e.strerror or e}; nothing was changed")
 
 
 def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: os.stat_result | None) -> Path | None:
@@ -58,7 +115,7 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
     state = [target, beside] if had or records else [target]
     try:
         if before:
-            for path, name in zip(state, _second_names(target, "bak"), strict=False):
+            for path, name in zip(state, _next_names(target, "bak"), strict=False):
                 kept[path] = name
                 _keep(path, name)
         sync_folder(target.parent)
@@ -82,7 +139,8 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
 
 
 def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
-    """Restore the last kept state of a table and its records. The replaced table is kept as `<name>.<UTC>.undone`.
+    """Restore the last kept state of a table and its records. The replaced table is kept as
+    `<name>.<number>.<UTC>.undone`.
 
     The document of `db undo`: `restored` is the kept file that is the table again, `aside` what was the table until
     now, `records` says `restored`, `removed` or `left`, `left` is the number of states that can be undone still.
@@ -95,23 +153,22 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
         raise TunedDBError(f"{table}: there is no such table")
     try:
         with locked(target, lock_wait_s):
+            tidy(target)
             states = kept_states(target)
             if not states:
                 raise TunedDBError(
                     f"{table}: nothing to undo: no older state is kept beside it"
-                    f" ({target.name}.<UTC>.bak; a table's first merge has none)"
+                    f" ({target.name}.<number>.<UTC>.bak; a table's first merge has none)"
                 )
             kept, records = states[-1], "left"
             of_records = beside.with_name(beside.name + kept.name[len(target.name) :])
-            aside, records_aside = _second_names(target, "undone")
+            aside, records_aside = _next_names(target, "undone")
             _keep(target, aside)
             if of_records.exists():
                 records = "restored" if of_records.stat().st_size else "removed"
                 if beside.exists():
                     _keep(beside, records_aside)
-                os.rename(of_records, beside)
-                if records == "removed":
-                    beside.unlink()
+                _restore_records(of_records, beside)
             os.rename(kept, target)
             sync_folder(target.parent)
             restored = {"path": str(table), "restored": str(kept), "aside": str(aside), "records": records}
@@ -120,22 +177,49 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
         raise TunedDBError(f"{table}: cannot be undone (nothing of it is lost): {e.strerror or e}") from e
 
 
+def tidy(target: Path) -> None:
+    """Clean up after a merge or an undo that was killed; the caller holds the lock."""
+    beside = records_path(target)
+    for path in (target, beside):
+        remove_dead_temporaries(path)
+    states = kept_states(target)
+    if not states or not target.exists() or not states[-1].samefile(target):
+        return
+    # The table was kept (linked), and never replaced. Its records may have been: they go back first.
+    kept_records = beside.with_name(beside.name + states[-1].name[len(target.name) :])
+    if kept_records.exists():
+        _restore_records(kept_records, beside)
+    states[-1].unlink()
+
+
+def _restore_records(kept: Path, beside: Path) -> None:
+    """Make kept records the table's again. An empty file says that it had none."""
+    if not kept.stat().st_size:
+        beside.unlink(missing_ok=True)
+    elif not (beside.exists() and beside.samefile(kept)):  # a rename of a file onto itself would leave both names
+        os.rename(kept, beside)
+    kept.unlink(missing_ok=True)
+
+
 def kept_states(target: Path) -> list[Path]:
-    """The kept states of a table, the oldest first."""
-    names = target.parent.glob(f"{glob.escape(target.name)}.*.bak")
-    found = ((_STAMP.fullmatch(path.name[len(target.name) :]), path) for path in names if path.is_file())
-    return [path for _, path in sorted(((m[1], int(m[2] or 1)), path) for m, path in found if m)]
+    """The kept states of a table, the oldest first: those of version 0.3 by their clock, then the numbered ones."""
+    kept = []
+    for path in target.parent.glob(f"{glob.escape(target.name)}.*.bak"):
+        stamp = _STAMP.fullmatch(path.name, len(target.name))
+        if stamp and path.is_file():
+            number, clock, copy_of_second = stamp.groups()
+            kept.append((int(number or 0), clock, int(copy_of_second or 1), path))
+    return [path for *_, path in sorted(kept)]
 
 
-def _second_names(target: Path, word: str) -> tuple[Path, Path]:
-    """Names for a table and its records as they are, never one that is taken: `<name>.<UTC>.<word>`."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    for n in range(1, 10_000):
-        end = f".{stamp}{f'-{n}' if n > 1 else ''}.{word}"
-        names = target.with_name(target.name + end), target.with_name(records_path(target).name + end)
-        if not any(name.exists() for name in names):
-            return names
-    raise TunedDBError(f"{target}: has too many kept copies of this second; move some away")
+def _next_names(target: Path, word: str) -> tuple[Path, Path]:
+    """Names for a table and its records as they are now: `<name>.<number>.<UTC>.<word>`, with a number above every one
+    that a kept file of theirs has."""
+    names = (path.name for path in target.parent.glob(f"{glob.escape(target.name)}.*"))
+    stamps = (_STAMP.search(name) for name in names)
+    number = 1 + max((int(stamp[1] or 0) for stamp in stamps if stamp), default=0)
+    end = f".{number:04}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.{word}"
+    return target.with_name(target.name + end), target.with_name(records_path(target).name + end)
 
 
 def _keep(source: Path, path: Path) -> None:

@@ -72,6 +72,15 @@ _KERNELS = (
 )
 
 
+OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "asm_a8w8_gemm")
+"""Tables of AITER's that nothing here tunes."""
+
+
+def table_of_others(path: Path) -> str:
+    """The table of AITER's in a file's name, or its untuned list, that nothing here tunes; "" if it is none."""
+    return next((name for name in OTHERS if name in path.name), "")
+
+
 def family_in_name(name: str) -> Family | None:
     """The family whose table's name is in a file name, as AITER looks for it; that of the FP4 guide's files."""
     found = next((family for stem, family in _STEMS if stem in name), None)

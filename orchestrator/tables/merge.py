@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.journal import LOCK_WAIT_S, locked, replace
+from orchestrator.tables.journal import LOCK_WAIT_S, locked, replace, tidy
 from orchestrator.tables.kinds import (
     OWNER,
     Facts,
@@ -99,7 +99,7 @@ def merge(
     Per key (gfx, cu_num, the family's columns) the newcomer with the lowest us challenges the incumbent
     (`policy.decide`). `profile`: rows that were measured beside the newcomers (`NewcomerPool.take`). Header,
     column order and every untouched row of the file stay as they are; a new file gets the family's header. The rows
-    are then in the order in which AITER's tuners would leave them. The old file is kept as `<name>.<UTC>.bak`.
+    are then in the order in which AITER's tuners would leave them. The old file is kept as `<name>.<number>.<UTC>.bak`.
     Nothing is written where nothing changes. What cannot be a row (see
     `champions`) is reported as rejected. `facts` are written into the records beside the table. `err_ratio`: the
     largest share of wrong elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known
@@ -112,6 +112,8 @@ def merge(
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
         with locked(target, lock_wait_s), without_gc():
+            if not dry_run:
+                tidy(target)
             return _merged(
                 newcomers, into, target, family, profile, facts, policy, err_ratio, allow_mixed=allow_mixed,
                 dry_run=dry_run,

@@ -137,8 +137,7 @@ def publish(
     checkout = Checkout(onto)
     base = checkout.commit_of(base)
     families, config_runs = _by_family(sources, family)
-    names = [*(f.name for f in families), *(["triton-configs"] if config_runs else [])]
-    branch = branch or f"gemmfleet/{model}-{'-'.join(names)}"
+    branch = branch or default_branch(sources, model, family)
     checkout.refuse(branch, base, refresh=refresh)
     folder.mkdir(parents=True, exist_ok=True)
     out = Published(branch, base, folder / "pull-request.md")
@@ -168,6 +167,15 @@ def publish(
     write_atomic(out.text, render("pull-request.md.j2", values))
     checkout.point(branch, out.commit)
     return out
+
+
+def default_branch(sources: Sequence[Path], model: str, family: str | None) -> str:
+    """`gemmfleet/MODEL-FAMILIES`: the branch of these sources where none is named."""
+    families, config_runs = _by_family(sources, family)
+    names = [f.name for f in families]
+    if config_runs:
+        names.append("triton-configs")
+    return f"gemmfleet/{model}-{'-'.join(names)}"
 
 
 def _by_family(sources: Sequence[Path], wanted: str | None) -> tuple[dict[Family, list[Path]], list[Path]]:

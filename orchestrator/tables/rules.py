@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.tables.tuned import KERNEL_NAMES, Key, kernel_of, no_gfx, number_of
 from worker.families import NULLS, Column, Family, backend_of
-from worker.text import Level
+from worker.text import Finding, Level
 
 if TYPE_CHECKING:
     from orchestrator.tables.check import Build
@@ -40,17 +40,26 @@ FIXES: Mapping[str, str] = {
     "build: unread": "name a complete checkout, or the image itself",
     REBUILD: "start once with AITER_REBUILD=1, or build the image with this table",
     "chip": "write the gfx and cu_num of the GPU that the row was tuned on",
+    "columns": "let `db merge` write the table anew, with today's columns",
     "duplicate": "keep the faster row, in the file that has it (`publish` does so)",
     "error ratio": "tune the shape again: a kernel with that many wrong elements must not win",
+    "family": "leave it out, or name its family with --family",
     "header": "use the columns of the build's own table, in their order",
     "hipblaslt": "tune the shape again without hipBLASLt, or delete the row",
     "line ends": "write LF: `git add --renormalize FILE`, or `sed -i 's/\\r$//' FILE`",
     "mixed": "delete the row: AITER has no such kernel",
     "order": "sort the rows by gfx, cu_num, N, M, K",
+    "provenance": "merge the run again, if its origin matters",
     "tflops": "compute it from us",
     "us": "measure the row again, or delete it",
 }  # fmt: skip
 """The way out by rule; FIX for the others."""
+
+
+def fix_of(finding: Finding) -> str:
+    """The way out of a finding. Line 1 is the header, and line 0 stands for the file."""
+    others = FIX if finding.line > 1 else "mend the header"
+    return FIXES.get(finding.rule, others)
 
 
 @dataclass(frozen=True, slots=True)

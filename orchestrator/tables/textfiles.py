@@ -10,7 +10,10 @@ tables of any size).
 from __future__ import annotations
 
 import csv
+import fcntl
+import glob
 import io
+import json
 import math
 import os
 import stat
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from orchestrator.errors import InputError, TunedDBError
+from worker.text import and_more
 
 MAX_FAULTS = 50
 """Most faults that are spelled out; the rest are counted."""
@@ -146,6 +150,17 @@ def read_text(path: str | Path, cap: int, error: type[InputError], *, errors: st
         raise error(f"{escaped(str(path))}:{line}: holds bytes that are not UTF-8") from e
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of ours. Raises InputError, also for a number of more digits than Python reads."""
+    try:
+        document = json.loads(read_bytes(path, MAX_BYTES, InputError))
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"{path}: is damaged ({e}); restore it from a copy, or move it away") from e
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: is damaged (no JSON object); restore it from a copy, or move it away")
+    return document
+
+
 def read_head(path: str | Path, size: int, error: type[InputError]) -> str:
     """The first `size` bytes of a file as text, even if they are not. Raises `error`."""
     with open_file(path, error) as f:
@@ -179,6 +194,17 @@ def _fault(raw: bytes) -> str:
     return "holds a NUL byte" if b"\0" in raw else "holds bytes that are not UTF-8"
 
 
+def is_conflict_marker(line: str) -> bool:
+    """True for a line that git writes around two versions."""
+    return line.startswith(("<<<<<<< ", "||||||| ", ">>>>>>> ")) or line.rstrip("\r\n") == "======="
+
+
+def describe_conflict(lines: Iterable[str]) -> str:
+    """The fault of a file with markers of a merge conflict."""
+    numbers = [str(number) for number, line in enumerate(lines, 1) if is_conflict_marker(line)]
+    return f"markers of a merge conflict in line {and_more(numbers, 6)}: choose between the two versions first"
+
+
 def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, str, Sequence[str]]]:
     """(first line, text, stripped cells) of each record of a tuned table or profile, with its header and blank lines.
 
@@ -190,6 +216,8 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
     try:
         for record in reader:
             at, end = begin + 1, reader.line_num
+            if record and is_conflict_marker(record[0]):
+                raise TunedDBError(f"{path}: {describe_conflict(text_lines(path, cap))}")
             text = next(texts) if end == at else "".join(islice(texts, end - begin))
             begin = end
             plain = text.isascii() and not (" " in text or "\t" in text or '"' in text)
@@ -227,6 +255,9 @@ def decode(data: bytes, faults: Faults) -> Text | None:
     if not any(map(has_content, lines)):
         faults.add("is empty")
         return None
+    if any(map(is_conflict_marker, lines)):
+        faults.add(describe_conflict(lines))
+        return None
     return Text(lines, bom, ends)
 
 
@@ -249,6 +280,7 @@ def split_cells(line: str) -> list[str]:
     return cells
 
 
+FORMULA_MARKS = ("=", "+", "-", "@")
 Write = Callable[[TextIO], None]
 
 
@@ -261,8 +293,11 @@ def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | Non
     target = Path(os.path.realpath(path))
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     aside.unlink(missing_ok=True)
+    remove_dead_temporaries(target)
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with os.fdopen(fd, "w", encoding="utf-8", newline="") as f:
             if isinstance(content, str):
                 f.write(content)
@@ -281,6 +316,36 @@ def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | Non
             e.filename = e.filename or str(path)  # a write to a full disk names no file
         raise
     sync_folder(target.parent)
+
+
+def remove_dead_temporaries(target: Path) -> None:
+    """Remove what writers of this file left when they were killed: `.<name>.<pid>.tmp`.
+
+    A writer is dead if its file can be locked, which says something of other machines too, and no process of this
+    machine has its number. Where either cannot be known, the file stays.
+    """
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        pid = path.name[len(target.name) + 2 : -len(".tmp")]
+        if not pid.isdecimal() or _is_process(int(pid)):
+            continue
+        with suppress(OSError), open(path, "rb", opener=_open_no_link) as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _is_process(pid: int) -> bool:
+    """Return whether a process of this machine has this number, or may have it."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def sync_folder(folder: Path) -> None:
@@ -338,6 +403,22 @@ def cell(value: Any) -> str:
             return ""
         return repr(round(float(value), 4) if abs(value) >= 1 else float(f"{value:.4g}"))
     return str(value).strip()
+
+
+def cell_fault(text: str) -> str:
+    """The reason why text of a node or of a foreign file may not stand in a cell of a user's table; "" if it may.
+
+    A number may begin with a sign; any other text that begins so is a formula to a spreadsheet.
+    """
+    if not text.isprintable():
+        return "holds control characters"
+    if text[:1] not in FORMULA_MARKS:
+        return ""
+    try:
+        float(text)
+    except ValueError:
+        return "is a formula to a spreadsheet"
+    return ""
 
 
 def no_formula(text: str) -> str:

@@ -77,13 +77,16 @@ class SshChannel(Channel):
     def read(self, size: int, deadline: float | None = None) -> bytes:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
         raw = self._raw
+        # paramiko clears the event when a buffer is emptied, although the other one may have data by then: so standard
+        # error is emptied first, and only then is standard output looked at
+        self._keep_stderr()
         while not raw.recv_ready():
-            self._keep_stderr()
             if raw.eof_received or raw.closed:
                 return bytes(raw.recv(size)) if raw.recv_ready() else b""
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError
             self._ready.wait(left(deadline))
+            self._keep_stderr()
         return bytes(raw.recv(size))
 
     @property

@@ -2,26 +2,28 @@
 
 Only `hops` makes Connections: fabric itself would make the gateways of a ProxyJump and trust any key that they show.
 A Connection knows the keys of known_hosts and refuses a host without a key there. It logs in with private keys from
-files and from the agent, and never prompts. paramiko reads the ssh_config.
+files and from the agent, and never prompts. `ssh -G` reads the ssh_config, so that it means what it means to ssh.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
+import dataclasses
+import getpass
 import logging
 import math
 import os
+import re
 import shlex
+import shutil
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fabric
@@ -37,7 +39,7 @@ CONFIGS = (Path("~/.ssh/config"), Path("/etc/ssh/ssh_config"))
 IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts"
 MAX_DEPTH = 8
-"""Most hosts on the way to a node, and deepest nesting of included files."""
+"""Most hosts on the way to a node."""
 MAX_OFFERS = 6
 """sshd's default MaxAuthTries: it hangs up after this many keys."""
 KEEPALIVE_S = 10
@@ -53,31 +55,100 @@ NOT_FOLLOWED = ("certificatefile", "identityagent", "knownhostscommand", "pkcs11
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-def _match_exec(command: str, **_: object) -> SimpleNamespace:
-    """Run the command of a `Match exec`. If paramiko ran it, it would read our terminal."""
-    nothing = subprocess.DEVNULL
-    done = subprocess.run(["sh", "-c", command], stdin=nothing, stdout=nothing, stderr=nothing, check=False)
-    return SimpleNamespace(ok=done.returncode == 0)
+PLAIN_LINE = re.compile(r"\s*(#.*|(?!(include|match|canonical\w*)\b)\w+[ \t=]+[\w.@:,~/%*?!+ \t-]+)?\s*", re.IGNORECASE)
+"""A line that paramiko reads as ssh does: without quotes, comments behind values, variables, Include and Match."""
+TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
+JUMP = re.compile(r"(?:ssh://)?(?:(.+)@)?(?:\[([^]]+)\]|([^:/]+))(?::(\d+))?/?")
 
 
-paramiko.config.invoke = SimpleNamespace(run=_match_exec)
+def _settings(ask: HostRequest, seconds: float) -> dict[str, Any]:
+    """The ssh configuration for a host, by the names of its settings in small letters. Raises ValueError, OSError.
 
-
-def _config_text(path: Path, base: Path, depth: int = 0) -> str:
-    """The text of a file and of the files that it includes; paramiko would skip those. Relative names are in `base`."""
-    if depth > MAX_DEPTH:
-        return ""
-    lines, block = [], "Host *"
-    for line in path.read_text("utf-8", "replace").splitlines():
-        word, _, rest = line.strip().replace("\t", " ").partition(" ")
-        if word.lower() == "include":
-            for pattern in shlex.split(rest):
-                for file in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
-                    lines += [_config_text(Path(file), base, depth + 1), block]
+    `ssh -G` says it. Without an OpenSSH client here, paramiko reads files of plain lines, and others are refused.
+    """
+    client = shutil.which("ssh")
+    if client is None:
+        return _plain_settings(ask)
+    argv = [client, "-G"]
+    # the inventory's jumps are followed by `_hops`; those of ssh_config must not count beside them
+    jumps = "none" if ask.proxy_jump else None
+    for option, value in (("-F", ask.config), ("-l", ask.user), ("-p", ask.port), ("-J", jumps)):
+        if value is not None:
+            argv += [option, str(value)]
+    # a command of `Match exec` must not read our terminal
+    done = subprocess.run(
+        [*argv, ask.host], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+    )
+    answer, errors = os.fsdecode(done.stdout), os.fsdecode(done.stderr)
+    if "jumphost loop" in errors and not ask.proxy_jump:
+        # `Host *` with ProxyJump holds for the jump host, too: it has none to itself. Older versions of ssh print it
+        return _settings(dataclasses.replace(ask, proxy_jump="none"), seconds)
+    if done.returncode != 0:
+        raise ValueError("; ".join(errors.splitlines()))
+    settings: dict[str, Any] = {"identityfile": []}
+    for line in answer.splitlines():
+        name, _, text = line.partition(" ")
+        if name == "identityfile":
+            settings[name].append(text)
         else:
-            lines.append(line)
-            block = line if word.lower() in ("host", "match") else block
-    return "\n".join(lines)
+            settings[name] = text
+    return settings
+
+
+def _plain_settings(ask: HostRequest) -> dict[str, Any]:
+    files = [ask.config] if ask.config else [p for p in map(Path.expanduser, CONFIGS) if p.is_file()]
+    # ssh_config uses a setting's first value, so the inventory's values go first
+    given = {"User": ask.user, "Port": ask.port}
+    text = "".join(f"{name} {value}\n" for name, value in given.items() if value is not None)
+    for file in files:
+        lines = file.read_text("utf-8", "replace").splitlines()
+        for number, line in enumerate(lines, 1):
+            if not PLAIN_LINE.fullmatch(line):
+                raise ValueError(f"{file}:{number}: {line.strip()[:80]!r} needs an OpenSSH client on this machine")
+        text += "\n".join(["Host *", *lines, ""])
+    settings = dict(paramiko.SSHConfig.from_text(text).lookup(ask.host))
+    names = list(settings)
+    # of ProxyCommand and ProxyJump the first one counts; paramiko keeps the order of the file
+    if "proxycommand" in names and "proxyjump" in names[names.index("proxycommand") :]:
+        del settings["proxyjump"]
+    return settings
+
+
+def _expand(value: str, settings: Mapping[str, Any], typed_host: str, *, variables: bool = True) -> str:
+    """A setting with its tokens and ${VARIABLES} replaced; `ssh -G` leaves some to ssh. Raises ValueError."""
+    host = settings["hostname"]
+    user = getpass.getuser()
+    tokens: dict[str, str] = {
+        "%": "%",
+        "d": str(Path.home()),
+        "h": host,
+        "k": settings.get("hostkeyalias", host),
+        "n": typed_host,
+        "p": settings.get("port", "22"),
+        "r": settings.get("user", user),
+        "u": user,
+    }
+
+    def value_of(found: re.Match[str]) -> str:
+        token, variable = found.groups()
+        if variable and not variables:
+            return str(found[0])
+        text = os.environ.get(variable) if variable else tokens.get(token)
+        if text is None:
+            raise ValueError(f"{found[0]} in {value!r} is not known here")
+        return text
+
+    return TOKEN.sub(value_of, value)
+
+
+def _last_jump(jumps: str) -> tuple[HostRequest, str]:
+    """The last host of a ProxyJump, and those before it."""
+    before, _, last = jumps.rpartition(",")
+    found = JUMP.fullmatch(last.strip('" '))
+    if found is None:
+        raise ValueError(f"ProxyJump {last!r} is not [user@]host[:port], with an IPv6 address in brackets")
+    user, address, name, port = found.groups()
+    return HostRequest(address or name, user, int(port) if port else None), before
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,41 +170,37 @@ def hops(node: str, ask: HostRequest, *, accept_new: bool = False, seconds: floa
 
     Raises TransportError.
     """
-    user, system = (p.expanduser() for p in CONFIGS)
-    files = [ask.config] if ask.config else [p for p in (user, system) if p.is_file()]
     try:
-        text = "\nHost *\n".join(_config_text(p, (system if p == system else user).parent) for p in files)
-        return _hops(node, ask, text, accept_new, seconds, 0)
-    except (paramiko.ConfigParseError, paramiko.CouldNotCanonicalize, OSError, ValueError) as e:
-        where = " or ".join(map(str, files))
-        raise TransportError(
-            node, f"{where} cannot be used: {e}; correct it, or name another file as the node's ssh_config"
-        ) from e
+        return _hops(node, ask, accept_new, seconds, 0)
+    except (paramiko.ConfigParseError, subprocess.SubprocessError, OSError, ValueError) as e:
+        text = f"the ssh configuration cannot be used: {e}; correct it, or name another file as the node's ssh_config"
+        raise TransportError(node, text) from e
 
 
-def _hops(node: str, ask: HostRequest, text: str, accept_new: bool, seconds: float, depth: int) -> list[Hop]:
+def _hops(node: str, ask: HostRequest, accept_new: bool, seconds: float, depth: int) -> list[Hop]:
     if depth > MAX_DEPTH:
         raise TransportError(node, f"ProxyJump leads in a circle or through more than {MAX_DEPTH} hosts")
     if ask.host.split() != [ask.host] or not ask.host.isprintable() or ask.host.startswith("-"):
         raise TransportError(node, f"{ask.host!r} is not a host name")
-    # ssh_config uses a setting's first value, so the inventory's values go first
-    given = {"User": ask.user, "Port": ask.port, "ProxyJump": ask.proxy_jump}
-    ours = "".join(f"{name} {value}\n" for name, value in given.items() if value is not None)
-    found = paramiko.SSHConfig.from_text(ours + text).lookup(ask.host)
-    *before, last = found.get("proxyjump", "none").split(",")
-    jump = fabric.connection.derive_shorthand(last.strip())
+    found = _settings(ask, seconds)
+    found["identityfile"] = [_expand(name, found, ask.host) for name in found.get("identityfile", IDENTITIES)]
     gateways: list[Hop] = []
-    # `Host *` with ProxyJump holds for the jump host, too: it has none
-    if last != "none" and jump["host"] not in (ask.host, found["hostname"]):
-        via = HostRequest(jump["host"], jump["user"], jump["port"], proxy_jump=",".join(before) or None)
-        gateways = _hops(node, via, text, accept_new, seconds, depth + 1)
+    proxy: str | bool = False
+    jumps = ask.proxy_jump or found.get("proxyjump", "none")
+    if jumps.lower() != "none":
+        via, before = _last_jump(jumps)
+        if via.host not in (ask.host, found["hostname"]):
+            via = dataclasses.replace(via, proxy_jump=before or None, config=ask.config)
+            gateways = _hops(node, via, accept_new, seconds, depth + 1)
+    if found.get("proxycommand") and not ask.proxy_jump:
+        proxy = _expand(found["proxycommand"], found, ask.host, variables=False)
     login = Login(ask, found)
     made = fabric.Connection(
         found["hostname"].lower(),
         user=found.get("user"),
         port=int(found.get("port", 22)),
         config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
-        gateway=gateways[-1].connection if gateways else (not ask.proxy_jump and found.get("proxycommand")) or False,
+        gateway=gateways[-1].connection if gateways else proxy,
         forward_agent=False,
         connect_timeout=math.ceil(seconds),
         connect_kwargs={
@@ -166,7 +233,7 @@ def _known_hosts(path: Path, mtime_ns: int, size: int) -> tuple[paramiko.HostKey
 class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
     """Gives a Connection the known keys of its host. Refuses a new key, or stores it if the user asked for that."""
 
-    def __init__(self, node: str, connection: Any, found: paramiko.SSHConfigDict, accept_new: bool) -> None:
+    def __init__(self, node: str, connection: Any, found: Mapping[str, Any], accept_new: bool) -> None:
         self._node, self._accept_new = node, accept_new
         self._host, self._port, self._behind = connection.host, connection.port, bool(connection.gateway)
         shown = self._host if self._port == 22 else f"[{self._host}]:{self._port}"
@@ -241,11 +308,11 @@ def _private_key(path: Path, mtime_ns: int) -> paramiko.PKey:
 class Login(AuthStrategy):  # type: ignore[misc]
     """Offers keys from files, then keys from the agent; or only the inventory's identity, if it can be read."""
 
-    def __init__(self, ask: HostRequest, found: paramiko.SSHConfigDict) -> None:
+    def __init__(self, ask: HostRequest, found: Mapping[str, Any]) -> None:
         super().__init__(ssh_config=found)
         self.user = ""
         self._chosen = ask.identity is not None
-        names = [ask.identity] if ask.identity else found.get("identityfile", IDENTITIES)
+        names = [ask.identity] if ask.identity else found["identityfile"]
         self._identities = [Path(name).expanduser() for name in names]
         self._notes: list[str] = []
 
@@ -281,7 +348,7 @@ class Login(AuthStrategy):  # type: ignore[misc]
                 said.append(f"not taken: {where}")
             else:
                 said.append(f"cannot be used: {where} ({result})")
-        unknown = [s for s in NOT_FOLLOWED if self.ssh_config.get(s, "none") != "none"]
+        unknown = [s for s in NOT_FOLLOWED if self.ssh_config.get(s, "none") not in ("none", "internal")]
         if unknown:
             said.append(f"these settings of your ssh configuration are not supported: {', '.join(unknown)}")
         return LoginError(

@@ -7,19 +7,20 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.policy.model import Attempt, Shape
 from orchestrator.policy.policy import whereabouts, why
 from orchestrator.reasons import Reason
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
 from orchestrator.view.words import (
-    INCIDENTS,
     Step,
     advice,
     clock,
     end_of,
+    incident_advice,
     incidents_of,
     kind_of,
     leases_words,
@@ -155,10 +156,12 @@ class Explanation:
 
     run: str
     stories: list[Story]
+    next: str
+    """The command that explains one thing of this run."""
 
     def lines(self) -> list[str]:
         if not self.stories:
-            return ["Nothing has failed. For the history of one group, shape or node, name it: explain RUN NAME"]
+            return [f"Nothing has failed. For the history of one group, shape or node, name it: {self.next}"]
         return [line for s in self.stories for line in s.lines()]
 
     def to_json(self) -> dict[str, Any]:
@@ -170,21 +173,25 @@ class Explanation:
 def explain(paths: RunPaths, what: str | None) -> Explanation:
     """The story of `what` (a group, a shape as 16x1280x8192 or its number, a node), or of all that did not go well."""
     with LedgerReader.open_readonly(paths.ledger) as ledger, ledger.snapshot():
-        stories = _Stories(paths, ledger)
-        state, shape = ledger.replayed, None
-        if what is None:
-            return Explanation(paths.run, stories.troubles())
-        if what in state.attempts:
-            return Explanation(paths.run, [stories.group(state.attempts[what])])
-        if what in state.nodes:
-            return Explanation(paths.run, [stories.node(what)])
-        shape = int(what) if what.isdigit() else next((i for i in ledger.keys if stories.named(i) == what), -1)
-        if shape in ledger.keys:
-            return Explanation(paths.run, [stories.shape(shape)])
-        raise InputError(
-            f"run {paths.run} has no group, shape or node {what!r} (groups: {and_more(list(state.attempts), 6)}; nodes:"
-            f" {', '.join(sorted(state.nodes))})"
-        )
+        again = command(f"explain {paths.run} NAME{runs_option(paths.root.parent)}")
+        return Explanation(paths.run, _stories_of(what, _Stories(paths, ledger), ledger), again)
+
+
+def _stories_of(what: str | None, stories: _Stories, ledger: LedgerReader) -> list[Story]:
+    state = ledger.replayed
+    if what is None:
+        return stories.troubles()
+    if what in state.attempts:
+        return [stories.group(state.attempts[what])]
+    if what in state.nodes:
+        return [stories.node(what)]
+    shape = int(what) if what.isdigit() else next((i for i in ledger.keys if stories.named(i) == what), -1)
+    if shape in ledger.keys:
+        return [stories.shape(shape)]
+    raise InputError(
+        f"run {ledger.meta('run')} has no group, shape or node {what!r} (groups: {and_more(list(state.attempts), 6)};"
+        f" nodes: {', '.join(sorted(state.nodes))})"
+    )
 
 
 class _Stories:
@@ -261,7 +268,8 @@ class _Stories:
         now += "".join(f"; slot {slot} is {words}" for (n, slot), words in flags(state).items() if n == name)
         incidents = incidents_of(state, name)
         steps = [(i.start, i.text, i.kind) for i in incidents] + self._warnings.get(name, [])
-        notes = [INCIDENTS[k] for k in sorted({i.kind for i in incidents}) if k in INCIDENTS]
+        ordered = sorted(incidents, key=lambda incident: incident.kind)
+        notes = list(dict.fromkeys(incident_advice(i, node, self._paths) for i in ordered))
         if not brief:
             steps += [
                 (

@@ -13,7 +13,7 @@ from orchestrator.events import CanaryTimed
 from orchestrator.ledger.reader import Counts, LedgerReader
 from orchestrator.paths import RunConfig
 from orchestrator.planning.estimate import MOST_SCHEDULED, Measured, Range, UnderWay, seconds_left
-from orchestrator.planning.plan import GROUPS
+from orchestrator.planning.plan import GROUPS, queue_of
 from orchestrator.policy.model import Attempt, Node, Slot, SlotId, State
 from orchestrator.shapes.model import describe
 from orchestrator.view.words import node_words, slot_words, worked_words
@@ -180,6 +180,8 @@ class RunStatus:
     """Sentences about slots that are slow, hot or power-capped compared with the others."""
     files: list[dict[str, Any]] = field(default_factory=list)
     """Result files: path, bytes, when written (epoch seconds)."""
+    waits_for: list[str] = field(default_factory=list)
+    """Occupied nodes and queues of pools; `eta_s` does not count the wait for them."""
 
     @property
     def done(self) -> str:
@@ -222,7 +224,7 @@ SPREAD = 5.0
 @dataclass(frozen=True, slots=True)
 class RunHeader:
     """Facts about a run that are not in its state. `nodes`: slots of each node of the inventory. `named`: gives a
-    shape's name. `start_s`, `spread`: from the cost model of its plan.
+    shape's name. `start_s`, `spread`, `known`: from the cost model of its plan.
     """
 
     run: str
@@ -235,6 +237,7 @@ class RunHeader:
     named: Callable[[int], str]
     start_s: float = 0.0
     spread: float = SPREAD
+    known: bool = True
 
     @classmethod
     def of(cls, ledger: LedgerReader, config: RunConfig, nodes: Mapping[str, tuple[str, ...]]) -> RunHeader:
@@ -242,7 +245,7 @@ class RunHeader:
         cost = ledger.meta("cost", {})
         return cls(
             config.run, config.family, config.tuner, config.created, len(ledger.keys), len(ledger.skipped()), nodes,
-            names_of(ledger), cost.get("start_s", 0.0), cost.get("spread", SPREAD),
+            names_of(ledger), cost.get("start_s", 0.0), cost.get("spread", SPREAD), cost.get("known", True),
         )  # fmt: skip
 
 
@@ -259,16 +262,23 @@ def sessions_until(state: State, end: float | None) -> list[list[float]]:
 
 
 def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Range | None:
-    """Seconds until the last shape is settled; None if all are. If nobody drives the run, seconds from its resume."""
+    """Seconds until the last shape is settled. If nobody drives the run, seconds from its resume.
+
+    None if all are settled, or if nobody measured this tuner on this chip and the run has no result yet.
+    """
+    if not about.known and not state.tuned_at:
+        return None
     pace = {slot: s.pace for slot, s in speeds(state).items()}
     # each slot takes as much of the work as it can
     usual = float(harmonic_mean([max(0.1, p) for p in pace.values()])) if pace else 1.0
-    over: dict[tuple[str, str], Measured] = {}
+    over = Measured()
     for a in state.attempts.values():
-        if a.state == "over" and a.landed and a.started_at is not None:
+        # an attempt that only refused shapes does not show how long measuring takes
+        has_result = any(state.shapes[i].state == "tuned" for i in a.landed)
+        if a.state == "over" and has_result and a.started_at is not None:
             took = a.moved_at - a.started_at
             done_s = state.setup_s + a.cost_s - a.left_s
-            over.setdefault((a.node, a.slot), Measured()).add(done_s, min(took, a.seconds) if a.seconds > 0 else took)
+            over.add(pace.get((a.node, a.slot), 1.0) * done_s, min(took, a.seconds) if a.seconds > 0 else took)
     at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
     slots = _slots(state)
     running = [
@@ -278,8 +288,7 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
     ]
     return seconds_left(
         _waiting(state, at_work if driven else [], usual, slots), slots, spread=about.spread, running=running,
-        over=sum((m.paced(pace.get(slot, 1.0)) for slot, m in over.items()), Measured()),
-        start=_start(state, about, now, driven),
+        over=over, start=_start(state, about, now, driven),
     )  # fmt: skip
 
 
@@ -364,8 +373,19 @@ def run_status(state: State, about: RunHeader, word: str, now: float, *, end: fl
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
     s.rate_per_min = rate_per_min(state, now) if going else None
     left = time_left(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
-    s.eta_s, s.eta_range_s = (left.mid_s, (left.low_s, left.high_s)) if left else (0.0, None)
+    if left is not None:
+        s.eta_s = left.mid_s
+        s.eta_range_s = left.low_s, left.high_s
+    elif not going or about.known:
+        s.eta_s = 0.0
+    s.waits_for = awaited(state) if going else []
     return s
+
+
+def awaited(state: State) -> list[str]:
+    """Nodes that are occupied by others, and pools with leases in their scheduler's queue."""
+    nodes = [n.name for n in state.nodes.values() if n.state == "busy"]
+    return [*nodes, *(queue_of(pool) for pool, leases in state.queued_leases.items() if leases)]
 
 
 def flag_words(state: State) -> list[str]:

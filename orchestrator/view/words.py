@@ -7,10 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from orchestrator.command_hints import command
+from orchestrator.events import NOISE
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.paths import RunPaths
 from orchestrator.policy.model import Attempt, Node, Shape, Slot, SlotId, State, spot
 from orchestrator.reasons import Reason
 from worker.text import and_more, plural
@@ -43,6 +46,11 @@ def left_words(low_s: float, mid_s: float, high_s: float) -> str:
         low, high = duration(_round(low_s)), duration(_round(high_s))
         return f"{low} to {high}" if low != high else f"about {low}"
     return f"about {duration(_round(mid_s))}"
+
+
+def wait_words(awaited: Sequence[str]) -> str:
+    """`, not counting the wait for n1 and the queue of pool`; "" if nothing is awaited."""
+    return f", not counting the wait for {and_more(awaited, 3)}" if awaited else ""
 
 
 def _round(seconds: float) -> float:
@@ -133,15 +141,33 @@ def settled_words(shape: Shape, done: str = "tuned") -> str:
 
 INCIDENTS = {
     "trouble": "Its measurements were kept. If this happens often, look at the link and at sshd.",
-    "away": f"Its work went elsewhere. Check it with: {command('nodes check')}",
+    "away": "Its work went elsewhere. Check it with: {check}",
     "ended": "Its work went elsewhere. There is nothing to do.",
     "busy": "We wait until it is free. To share or skip it: --busy share, --busy skip.",
-    "quarantine": "Its work went elsewhere. Before you trust it again, look at the GPU's health"
-    f" ({command('status')}), the driver and the image.",
+    "shared": "Measure there again when nobody else uses it.",
+    "quarantine": "Its work went elsewhere. Before you trust it again, look at the GPU's health ({status}), the driver"
+    " and the image.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
-"""Advice on an incident of a node or slot, by its kind in the timeline."""
+"""Advice on an incident of a node or slot, by its kind in the timeline; see `incident_advice`."""
+LEASE_TROUBLE = "Its measurements were kept. If this happens often, look at what the scheduler says of its machine."
+"""The advice on `trouble` of a lease: the scheduler leads to it, no sshd."""
+STREAM_ENDED = (
+    "Its measurements were kept. The process that sends its records was ended there (by docker kill, a restart of"
+    " Docker, ...); the link is not the cause."
+)
+"""The advice on `trouble` in which the command on the node had an exit code, which a broken link never gives."""
+
+
+def incident_advice(incident: Span, node: Node, paths: RunPaths) -> str:
+    """Advice on an incident, with commands for this run."""
+    if incident.kind == "trouble" and node.lease:
+        return LEASE_TROUBLE
+    if incident.kind == "trouble" and "the stream ended: ended with code" in incident.text:
+        return STREAM_ENDED
+    check = command(f"nodes check -i {quote(str(paths.inventory))}")
+    return INCIDENTS[incident.kind].format(check=check, status=command(f"status {paths.named}"))
 
 
 def advice(reason: Reason, run: str, node: str) -> list[str]:
@@ -172,14 +198,17 @@ def kind_of(a: Attempt) -> str:
     return _KINDS.get(a.outcome, "fault")
 
 
-_NODE = {"away": "preparing", "trouble": "trouble", "busy": "busy", "lost": "away", "gone": "ended"}
+_NODE = {"trouble": "trouble", "busy": "busy", "shared": "shared"}
+_NODE |= {"away": "preparing", "lost": "away", "gone": "ended"}
+MOMENTS = ("canary", "shared")
+"""Kinds of spans that are marks on the page."""
 _SLOT = {"quarantined": "quarantine", "lost": "gone", "canary failed": "canary"}
 
 
 @dataclass(slots=True)
 class Span:
     """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, ended or released (a lease),
-    quarantine, gone; or a failed canary, which is a moment."""
+    quarantine, gone; or a moment: canary (it failed), shared (others use the node too)."""
 
     node: str
     slot: str | None
@@ -195,13 +224,13 @@ def spans(state: State, node: str) -> list[Span]:
     for i, (t, to, why) in enumerate(n.history):
         kind = "released" if to == "gone" and why.startswith("released") else _NODE.get(to)
         if kind is not None:
-            out.append(Span(node, None, t, kind, node_words(n, to, why), _end(n.history, i)))
+            out.append(Span(node, None, t, kind, node_words(n, to, why), _end(n.history, i, t)))
     for slot in n.slots.values():
         for i, (t, to, why) in enumerate(slot.history):
             kind = _SLOT.get(to)
             if kind is not None and not (kind == "gone" and n.state == "gone"):
-                end = t if kind == "canary" else _end(slot.history, i)
-                out.append(Span(node, slot.name, t, kind, slot_change(state, slot, to, why), end))
+                text = slot_change(state, slot, to, why)
+                out.append(Span(node, slot.name, t, kind, text, _end(slot.history, i, t)))
     return sorted(out, key=lambda s: s.start)
 
 
@@ -209,7 +238,9 @@ _MOMENTS = ("canary failed", "shared", "draining")
 """Entries of a history after which the state before them goes on."""
 
 
-def _end(history: list[tuple[float, str, str]], i: int) -> float | None:
+def _end(history: list[tuple[float, str, str]], i: int, start: float) -> float | None:
+    if history[i][1] in _MOMENTS:
+        return start
     return next((t for t, to, _ in history[i + 1 :] if to not in _MOMENTS), None)
 
 
@@ -249,11 +280,13 @@ def timeline(state: State, named: Callable[[int], str], start: float, end: float
         "start": round(start, 1),
         "length": at(end),
         "lanes": [[*slot, list(_segments(lane, gap, tuned, named, at))] for slot, lane in by_slot.items()],
-        "spans": [[s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.kind != "canary"],
+        "spans": [
+            [s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.kind not in MOMENTS
+        ],
         "marks": sorted(
             [at(b), "controller", f"a controller took over the run (epoch {n})", "", ""]
             for n, (b, _) in enumerate(state.sessions, 1)
-        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind == "canary"],
+        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind in MOMENTS],
         "pauses": [[at(a), at(b)] for a, b in _pauses(state, by_slot, start, end)],
         "coarse": bool(gap),
     }  # fmt: skip
@@ -319,10 +352,11 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
         where, took = f"{a.id} on {a.node} slot {a.slot}", f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
         t = a.ended_at or a.current_at or a.started_at
         if s.id in a.landed:
-            n = max((len(f.left_out) for f in s.faults if f.attempt == a.id), default=0)
+            n = max((len(f.left_out - {NOISE}) for f in s.faults if f.attempt == a.id), default=0)
             result = "the tuner's verdict" if s.reason and s.reason.is_verdict else "a result"
             without = f", without {plural(n, 'candidate')} that faulted" if n else ""
-            steps.append((t, f"{where}: {result}{without}", kind_of(a)))
+            noise = ", whose time is noise" if s.noisy == a.id else ""
+            steps.append((t, f"{where}: {result}{without}{noise}", kind_of(a)))
         elif a.in_flight == s.id and a.outcome is not None:
             why = f": {a.detail}" if a.detail else ""
             steps.append((t, f"{where} ended at it{took}: {a.outcome.message}{why}", kind_of(a)))
@@ -371,11 +405,11 @@ def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> lis
     ]  # fmt: skip
 
 
-def incidents(state: State) -> list[dict[str, Any]]:
+def incidents(state: State, paths: RunPaths) -> list[dict[str, Any]]:
     """Incidents of nodes and slots, oldest first: outages, quarantines, failed canaries."""
     found = sorted((s for n in state.nodes for s in incidents_of(state, n)), key=lambda s: s.start)
     return [
         {"t": round(s.start, 1), "end": None if s.end is None else round(s.end, 1), "kind": s.kind, "text": s.text,
-         "advice": INCIDENTS[s.kind]}
+         "advice": incident_advice(s, state.nodes[s.node], paths)}
         for s in found[-MOST_INCIDENTS:]
     ]  # fmt: skip

@@ -147,7 +147,7 @@ function drawNoise() {
 function drawGpus() {
   const box = $("chart-gpus"), all = doc.gpus, n = all.reduce((s, g) => s + g.points.length, 0);
   $("gpus-note").textContent = n ? `${count(n)} timed canaries: a compute-bound kernel (circles) and a memory-bound one (diamonds), over the median of all slots.` : "";
-  if (!n) { fill(box, empty("No canary was timed: they may take one percent of a slot's time.")); return; }
+  if (!n) { fill(box, empty("The GPUs were not timed beside each other: that may take one percent of a slot's time.")); return; }
   chart(box, (width) => {
     const pitch = all.length <= 40 ? 22 : 12, top = 6, bottom = 40, height = top + all.length * pitch + bottom;
     const left = Math.min(Math.max(...all.map((g) => g.name.length)) * 7 + 12, width * 0.35), right = width - 12;

@@ -1,6 +1,6 @@
 // The time line: a lane a slot, what ran when, and what kept it from running.
 const KIND = { done: "attempt ended well", fault: "attempt faulted", lost: "worker or node lost", cancelled: "cancelled", running: "running" };
-const AWAY = { preparing: "being prepared", trouble: "no answer", away: "given up", ended: "lease ended", released: "lease given back", busy: "waits for others", quarantine: "quarantined", gone: "slot lost" };
+const AWAY = { preparing: "being prepared", trouble: "no answer", away: "given up", ended: "lease ended", released: "lease given back", busy: "waits for others", shared: "shared with others", quarantine: "quarantined", gone: "slot lost" };
 
 // Time to x. Where nothing happened for long, time is cut: a pause takes PAUSE pixels.
 const PAUSE = 22;

@@ -97,7 +97,7 @@ class NodeLink(LocalTransport):
         """The answer of the node's check script: containers as a test says, and the workers that live."""
         said = self._place / "facts" / self.node
         lines = said.read_text().splitlines() if said.exists() else []
-        for lock in self._locks.glob("*"):
+        for lock in filter(Path.is_file, self._locks.glob("*")):
             with lock.open() as f:
                 try:
                     fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -212,6 +212,25 @@ def test_an_occupied_node_is_waited_for_or_left_out(fleet: Fleet, busy: str) -> 
     assert doings(fleet)[1:] == ([("h1", "free")] if busy == "wait" else [])
 
 
+@pytest.mark.parametrize("busy", ["wait", "share"])
+def test_a_lock_that_its_worker_cannot_open_occupies_a_node(make_fleet: Callable[..., Fleet], busy: str) -> None:
+    """The check saw none: it came later, or the worker is another user than the login."""
+    fleet = make_fleet(nodes={"h1": 1, "h2": 1})
+    for device in ("gpu-0", "cores"):
+        (fleet.root / "start" / "h1" / device).mkdir(parents=True)
+    n = fleet.shapes(groups=6)
+    run = fleet.start(busy=busy)
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    assert doings(fleet) == [("h1", "share" if busy == "share" else "skip")]
+    assert "start/h1/" in run.out
+    assert not fleet.workers("h1")
+    if busy == "share":
+        assert [s["node"] for s in fleet.provenance()["shared"]] == ["h1"]
+    else:
+        assert not fleet.tuned_by()["h1"]
+
+
 def test_a_run_that_only_waits_ends_at_once(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet(nodes={"h1": 1})
     occupy(fleet, "h1")

@@ -82,7 +82,8 @@ class LeaseBench(ABC):
         assert ended.keys() == {lease for _, lease, _ in self.faults}
         for t, lease, cause in self.faults:
             assert ended[lease]["t"] >= t
-            assert f"({cause.replace('_', ' ')}" in ended[lease]["text"]
+            words = "cancelled or preempted" if cause == "preempted" else cause.replace("_", " ")
+            assert f"({words}" in ended[lease]["text"]
 
     def over(self, run: subprocess.Popen[str]) -> bool:
         """Let every held group go on, on leases that come later, too; return whether the run is over."""

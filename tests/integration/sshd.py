@@ -85,6 +85,9 @@ class Sshd:
     def __post_init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.folder.mkdir(parents=True)
+        locks = self.folder / "locks"
+        locks.mkdir()
+        locks.chmod(0o1777)  # for every user of the node, as in /tmp
         key = keygen(self.folder / "host_key")
         lines = [
             *self.options,

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.controller.facts import NodeFacts
 from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
+from orchestrator.image.fixes import UNKNOWN, aiter_lines
+from orchestrator.inventory.model import Node
 from orchestrator.transport.base import RemoteFile
 from orchestrator.transport.ssh import SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
+from tests.standins.aiter import make_tree
 from tests.waiting import wait_until
 from worker.protocol import Spec, SpecShape
 
@@ -139,6 +145,7 @@ def test_a_follower_may_not_write_and_ends_with_its_connection(site: Deploy) -> 
     stream = s.transport.open(["sh", f"{s.folder}/follow.sh", "--from", "{}"])
     assert stream.read(65536)
     (follower,) = s.containers("label=gemmfleet.role=follow")
+    assert follower.startswith(f"gemmfleet-{s.run}-h1-follow-")
     assert s.node.exec(["docker", "exec", follower, "sh", "-c", "echo x >/gemmfleet/x"]).returncode != 0
     s.node.drop_connections()
     while stream.read(65536):
@@ -177,6 +184,43 @@ def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Deploy) -> None:
         assert s.engine.list()[0].why == "killed by SIGKILL"
         s.engine.start(["0"])
     assert len(s.containers("label=gemmfleet.slot=0")) == 1 + 3
+
+
+def test_a_dead_container_stays_dead_when_its_docker_comes_back(site: Deploy) -> None:
+    """Docker itself starts a container with `on-failure` and code 137 again; kept ones are evidence and no workers."""
+    s = site()
+    s.engine.start()
+    s.engine.stop(kill=True)
+    s.wait("ended")
+    aside = f"{s.name()}-ended-{s.inspect()['Id'][:12]}"
+    s.engine.start()
+    assert s.node.sh(f"cat {s.folder}/supervisor/0.ended").startswith("137 "), "for the next worker's record"
+    s.engine.stop(kill=True)
+    s.wait("ended")
+    s.node.stop_dockerd()
+    s.node.start_dockerd()
+    for name in (s.name(), aside):
+        state = s.node.sh(f"docker inspect --format '{{{{.State.Status}}}} {{{{.State.ExitCode}}}}' {name}")
+        assert state == "exited 137", name
+
+
+def test_the_aiter_of_an_image_is_read_without_starting_or_pulling_it(fleet: HeavyFleet, tmp_path: Path) -> None:
+    node, tree = fleet.nodes[0], make_tree(tmp_path, "runbook").root
+    packed = subprocess.run(["tar", "-C", tree.parent, "-c", tree.name], capture_output=True, check=True).stdout
+    script = f"id=$(docker create {WORKER_IMAGE} true) && docker cp - $id:/opt && docker commit $id test/fixes:1"
+    assert node.exec(["sh", "-c", f"{script} && docker rm $id"], stdin=packed).returncode == 0
+    config = str(fleet.folder / "ssh_config")
+    nodes = [
+        Node(name="h1", transport="ssh", ssh_config=config, engine="docker", image=image, gfx="gfx950", cu_num=256)
+        for image in ("test/fixes:1", "test/not-there:1")
+    ]
+    there = {"h1": NodeFacts({"image": "sha256:1"})}
+    needs = (
+        "AITER of an unknown version in /opt/aiter needs asm_dir_symlink, tile_column_case, k_trim; applied to a copy"
+    )
+    assert aiter_lines(nodes[:1], there) == {"h1": needs}
+    assert node.containers("ancestor=test/fixes:1") == []
+    assert aiter_lines(nodes[1:], {"h1": NodeFacts({"image": "missing"})}) == {"h1": f"AITER: {UNKNOWN}"}
 
 
 def test_tidy_takes_only_what_is_ours(site: Deploy) -> None:

@@ -15,12 +15,15 @@ import pytest
 
 from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import folder_word, holder_script, leftovers_in, prelude
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.local import LocalTransport
 from tests.support.processes import Here
 from tests.support.shells import check
 from tests.waiting import wait_until
+
+POOL = Node(name="n1", lease="slurm")
 
 
 class Held:
@@ -37,7 +40,7 @@ class Held:
         self.transport = ExecTransport("n1", Here(), prelude(f"{root}/w", "l1"))
         self.transport.connect()
         env = {"GEMMFLEET_RESULTS": results} if results else {}
-        plan = NodePlan("n1", "r1/n1", ("0", "1"), "exec", "process", sys.executable, env, {})
+        plan = NodePlan("n1", "r1/n1", ("0", "1"), "exec", "process", sys.executable, env, {}, source=POOL)
         self.transport.put("r1/n1", node_files(plan, "r1", "replay", {}, 60.0), node_folders(plan.slots))
         self.engine = ProcessEngine(self.transport, "r1/n1")
 

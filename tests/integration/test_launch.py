@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.transport.local import LocalTransport
 from tests.waiting import wait_until
+from worker.process import WorkerEnd
 from worker.protocol import Spec, SpecShape
 
 
@@ -58,6 +60,17 @@ def test_a_worker_that_outlives_its_supervisor_is_seen_and_stopped(node: Node) -
     assert node.pid() == worker, "it is not started twice"
     node.engine.stop()
     wait_until(lambda: not node.running(), "it is stopped all the same")
+
+
+def test_the_end_of_a_worker_is_noted_for_the_next_one(node: Node) -> None:
+    node.engine.start(["0"])
+    wait_until(lambda: node.pid() and node.running(), "it runs")
+    os.kill(node.pid(), signal.SIGKILL)
+    wait_until(lambda: WorkerEnd.read(node.folder / "supervisor/0.ended"), "its supervisor notes it")
+    end = WorkerEnd.read(node.folder / "supervisor/0.ended")
+    assert end is not None
+    assert end.words.startswith("it ended with code 137 (SIGKILL) after ")
+    assert end.began <= end.ended <= time.time()
 
 
 def test_a_group_by_hand(node: Node, tmp_path: Path) -> None:

@@ -81,6 +81,15 @@ def test_it_shows_everything_and_keeps_few_rows_in_the_page(opened: Browser) -> 
     assert len(opened.texts(ROWS)) < 100
 
 
+def test_the_last_column_is_in_sight_at_1280_pixels(opened: Browser) -> None:
+    before = opened.driver.get_window_size()
+    opened.driver.set_window_size(1280, 900)
+    cut = "const g = document.getElementById('grid'); return g.scrollWidth - g.clientWidth"
+    opened.until(lambda: opened.run("return innerWidth") == 1280, "the window has its size")
+    assert opened.run(cut) == 0
+    opened.driver.set_window_size(before["width"], before["height"])
+
+
 def test_it_sorts_both_ways_and_filters_by_words_columns_states_and_backends(opened: Browser) -> None:
     def click(selector: str) -> None:
         opened.driver.find_element(By.CSS_SELECTOR, selector).click()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +83,23 @@ def test_only_who_was_given_the_address_gets_the_page(tmp_path: Path) -> None:
     assert paths.ledger.read_bytes() == before
 
 
+def test_idle_connections_without_the_key_shut_nobody_out(tmp_path: Path) -> None:
+    paths = simulated_run(tmp_path, 12)
+    with serving(paths) as server, contextlib.ExitStack() as stack:
+        own = server.url.split("/")[2]
+        cookie = get(server.url, "URL")[1]["set-cookie"].split("; ")[0]
+        page = http.client.HTTPConnection(own, timeout=PATIENCE_S)
+        page.request("GET", "/events", headers={"Cookie": cookie})
+        stream = page.getresponse()
+        host, port = own.split(":")
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+        assert get(server.url, Cookie=cookie)[0] == 200
+        assert stream.status == 200
+        assert stream.readline()  # whoever has shown the key stays
+        page.close()
+
+
 def test_what_cannot_be_served_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, _ = empty_run(tmp_path, 3)
     unknown = command("report", "--live", "2027", "--runs", str(tmp_path))
@@ -125,7 +144,7 @@ def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
     simulator.run()
     half = len(simulator.journal) // 2
     with Ledger.open(paths.ledger) as ledger, serving(paths) as server, chromium() as browser:
-        with run_lock(paths.lock, paths.run):
+        with run_lock(paths):
             browser.open(server.url)
             assert browser.run("return location.pathname + location.search") == "/"
             assert browser.text("#state") == "planned"

@@ -89,7 +89,9 @@ def make(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Make]:
 
 def deploy(t: ExecTransport, **env: str) -> ProcessEngine:
     """A node folder with workers of the recorded tuner, in the lease."""
-    plan = NodePlan(t.node, "r1/n1", ("0", "1"), "exec", "process", sys.executable, {}, {})
+    plan = NodePlan(
+        t.node, "r1/n1", ("0", "1"), "exec", "process", sys.executable, {}, {}, source=Node(name="n1", lease="slurm")
+    )
     t.put("r1/n1", node_files(plan, "r1", "replay", {}, 600.0), node_folders(plan.slots))
     engine = ProcessEngine(t, "r1/n1")
     engine.start(env=env)

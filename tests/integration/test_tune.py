@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import subprocess
 
+from orchestrator.ledger.writer import Ledger
 from tests.integration.fleetkit import begun, finish, joined
 from tests.integration.kit import Bench, read_csv
 from tests.waiting import PATIENCE_S, wait_until
@@ -29,7 +32,11 @@ def test_every_shape_is_tuned_and_all_that_looks_at_a_run_says_so(bench: Bench) 
     assert (status["state"], status["eta_s"]) == ("finished", 0)
     assert status["shapes"] == {"total": n, "tuned": n, "skipped": 0, "failed": 0, "running": 0, "pending": 0}
     assert [(x["name"], x["slots"], x["tuned"], x["failed"]) for x in status["nodes"]] == [("here", 2, n, 0)]
-    assert re.search(r"^here \[[01]\] .*attempt g0001 of g0001", bench.run("logs", "--lines", "0").out, re.M)
+    log = bench.run("logs", "--lines", "0").out
+    assert re.search(r"^here \[[01]\] .*attempt g0001 of g0001", log, re.M)
+    for words in (" begun", r": winner \S+, \S+ us, (?:\S+ TFLOPS, )?after \d+\.\d s"):
+        assert len(re.findall(rf"^here \[[01]\] \[worker \S+ shape \d+x\d+x\d+{words}$", log, re.M)) == n
+    assert bench.run("logs", "--follow").out.splitlines()[-1] == f"run {bench.paths.run} is finished"
     assert "sent to here slot " in bench.run("explain", "g0001").out
     as_data = bench.run("explain", "g0001", "--json").json()
     assert {"sent", "begun", "settled", "done"} == {s["kind"] for s in as_data["stories"][0]["steps"]}
@@ -39,8 +46,31 @@ def test_every_shape_is_tuned_and_all_that_looks_at_a_run_says_so(bench: Bench) 
     assert "would remove" in bench.run("runs prune", "--keep", "0").out
     assert folder.exists()
     assert "removed" in bench.run("runs prune", "--keep", "0", "--yes").out
-    assert not folder.exists()
+    assert not folder.parent.exists()
     assert bench.run("runs list", "--json").json() == []
+
+
+def test_following_the_log_tells_that_the_controller_died(bench: Bench) -> None:
+    bench.shapes(groups=3)
+    run = begun(bench, 1)
+    follower = bench.start("logs", "--follow")
+    assert follower.stdout is not None
+    assert "shape " in follower.stdout.readline() + follower.stdout.readline() + follower.stdout.readline()
+    run.kill()
+    out, _ = follower.communicate(timeout=PATIENCE_S)
+    last = f"the controller of run {bench.paths.run} died; its workers finish what they have. Go on with: "
+    assert out.splitlines()[-1].startswith(last)
+    bench.release()
+    assert bench.run("resume").code == 0
+
+
+def test_a_run_whose_folder_is_removed_ends_with_one_error(bench: Bench) -> None:
+    bench.shapes(groups=2, per_group=2)
+    run = bench.start("tune", *bench.tune_args([bench.held(1)]))
+    wait_until(lambda: bench.tuned() == 2, "the first group is tuned")
+    shutil.rmtree(bench.paths.root)
+    out, _ = run.communicate(timeout=PATIENCE_S)
+    assert (run.returncode, "Traceback" in out, out.count("error: ")) == (2, False, 1), out
 
 
 def test_plan_touches_nothing(bench: Bench) -> None:
@@ -61,7 +91,7 @@ def test_what_is_rendered_is_what_a_run_deploys(bench: Bench) -> None:
     done = bench.run("tune", *bench.tune_args(more=["--render", str(to)]))
     assert (done.code, bench.runs.exists(), bench.workdir.exists()) == (0, False, False), done.err
     assert f"written: {to}/here: follow.sh, launch.sh, node.json, tune.sh" in done.out
-    rendered = {p.name: (p.read_text(), p.stat().st_mode) for p in (to / "here").iterdir()}
+    rendered = {p.name: (p.read_text(), p.stat().st_mode) for p in (to / "here").iterdir() if p.is_file()}
     (run,) = {json.loads(rendered["node.json"][0])["run"]}
     assert bench.tune().code == 0
     for folder in (bench.paths.nodes / "here", bench.folder()):
@@ -125,6 +155,21 @@ def test_an_interrupted_run_is_the_last_one(bench: Bench) -> None:
     assert rest == f"fmoe: not started ({bench.root}/log-fmoe.csv)"
 
 
+def test_a_finished_run_leaves_its_nodes_alone_and_cancel_stops_a_worker_that_came_back(bench: Bench) -> None:
+    """As a kept container does when its Docker restarts."""
+    bench.shapes(groups=2)
+    assert bench.tune().code == 0
+    stop, epoch = bench.folder() / "control/stop", bench.folder() / "epoch"
+    kept = (stop.read_bytes(), epoch.read_bytes())
+    assert "every shape of this run is settled: nothing was started" in bench.run("resume").out
+    assert (stop.read_bytes(), epoch.read_bytes()) == kept
+    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
+    stop.unlink()
+    subprocess.run(["sh", bench.folder() / "launch.sh", "start"], stdin=subprocess.DEVNULL, check=True)
+    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nstopped 2 workers on here\n"
+    wait_until(lambda: not bench.processes(), "no worker is left")
+
+
 def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     n = bench.shapes(groups=3)
     db = bench.root / "db.csv"
@@ -145,8 +190,14 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
             return ledger.state, ledger.meta("epoch"), ledger.meta("ended"), ledger.replayed.sessions
 
     kept = state()
-    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
+    run = bench.paths.run
+    assert bench.run("cancel", run).out == f"run {run} is finished\nnothing was started on here\n"
     assert state() == kept, "a finished run stays as it is"
+    assert bench.run("report", "--json").json()["run"] == second.json()["run"], "the third run did nothing"
+    assert "was cancelled" not in bench.run("resume", run).err
+    with Ledger.open(bench.paths.ledger) as ledger, ledger.transaction():
+        ledger.set_meta("state", "cancelled")
+    assert f"run {run} was cancelled; it goes on" in bench.run("resume", run).err
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out
     assert db.read_bytes() == before, "the same times do not beat themselves"

@@ -260,7 +260,9 @@ class SimNode:
         elif self.plan.candidates or lost:
             self._tell_candidates(w, spec, shape, lost)
         else:
-            self.write(ev.ShapeTuned(spec.attempt, shape))
+            chance = self.plan.faults.noisy
+            noise = (ev.NOISE,) if chance and self.rng.random() < chance else ()
+            self.write(ev.ShapeTuned(spec.attempt, shape, noise, noise))
         w.in_flight = None
         self._next_shape(w, spec, i + 1)
 

@@ -103,6 +103,8 @@ class Faults:
     """Chance that a candidate faults, wherever it runs."""
     listed: Mapping[SlotId, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     """Slot -> entries that its blocklist has from earlier runs: shape -> candidates."""
+    noisy: float = 0.0
+    """Chance that a winner's time is noise."""
     unknown: float = 0.0
     """Chance that a fault does not say what was in flight."""
     rejects: float = 0.0

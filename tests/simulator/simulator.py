@@ -80,7 +80,7 @@ def books(
                 out.update((s, ShapeEnd()) for unit in units for s in unit)
             case ev.ShapeStarted(attempt, shape):
                 out[shape].attempts.append(attempt)
-            case ev.ShapeTuned(attempt, shape) if r.complete and out[shape].end == "pending":
+            case ev.ShapeTuned(attempt, shape) if r.complete and not r.noisy and out[shape].end == "pending":
                 out[shape].end, out[shape].reason = "tuned", None
                 out[shape].winner = best.get((attempt, shape), ())
                 out[shape].settled += 1
@@ -351,7 +351,7 @@ class Simulator:
     def _compare(self, e: ev.ShapeTuned | ev.ShapeRefused) -> None:
         """Tell the blocklists what became of their candidates on another slot, as the ledger does."""
         a = self.policy.state.attempts[e.attempt]
-        here, lost = (a.node, a.slot), {int(c[1:]) for (c,) in e.withheld}
+        here, lost = (a.node, a.slot), {int(c[1:]) for (c,) in set(e.withheld) - {ev.NOISE}}
         for (name, slot), others in self._left_out.get(e.shape, {}).items():
             for c in others if (name, slot) != here else ():
                 for node, key in ((name, slot), *([here] if c in lost else [])):

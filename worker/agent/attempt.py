@@ -2,11 +2,13 @@
 
 The outcome of an attempt is the first of these that applies:
 
-- The tuner went through all shapes: `done`, whatever else happened.
-- The agent ended it: `hang` (no message for watchdog_s), `cancelled`, `disk_full`, or `error` (the tuner broke the
-  protocol).
-- The tuner sent the reason: `error`, `oom` (MemoryError, or an exception with "out of memory"), `disk_full`, or the
-  outcome of its TunerFault: `fault` or `hang` of a process that the tuner started, with its status.
+- The tuner broke the protocol: `error`. What it says afterwards does not count, not even that it is done.
+- A record could not be written: `disk_full`, also if the tuner went through all shapes, because rows are missing.
+- The tuner went through all shapes: `done`, even if the agent was about to end it, or its process died afterwards.
+- The agent ended it: `hang` (no message for watchdog_s), or `cancelled`.
+- The tuner sent the reason: `error` (also after a SIGINT that the agent did not send), `oom` (MemoryError, or an
+  exception with "out of memory"), `disk_full`, or the outcome of its TunerFault: `fault` or `hang` of a process that
+  the tuner started, with its status.
 - Its process was killed by a SIGKILL that was not ours, while a counter of the kernel's out-of-memory killer rose:
   `oom`. A SIGKILL of unknown origin is a `fault`, and its detail says so.
 - The process ended in any other way, even with a clean exit: `fault`.
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,8 +153,19 @@ class Ended:
 class Attempt:
     """Runs a spec on a tuner's process, which must be ready."""
 
-    def __init__(self, spec: Spec, proc: TunerProcess, records: RecordFile, control: Control, log_fd: int) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        proc: TunerProcess,
+        records: RecordFile,
+        control: Control,
+        log_fd: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`tell` gets a line at the begin and at the end of each shape, for people who watch the log."""
         self._spec = spec
+        self._tell, self._begun = tell, dict[int, float]()
+        self._names = {s.id: "x".join(str(v) for v in s.key.values() if isinstance(v, int)) for s in spec.shapes}
         self._log = log_fd
         self._proc = proc
         self._records = records
@@ -212,11 +225,21 @@ class Attempt:
                 made = self._check.take(message, time.time())
                 if made is not None:
                     self._records.append(made)
+                    self._tell_shape(made)
                 if message["type"] == "shape_started":
                     self._proc.send(b"A %d" % message["shape"])
             except ProtocolError as e:
                 self._broken = clean(f"the tuner broke the protocol: {e}")
         self._records.sync()
+
+    def _tell_shape(self, made: Mapping[str, Any]) -> None:
+        kind, shape = made["type"], made["shape"]
+        if kind == "shape_started":
+            self._begun[shape] = made["t"]
+            self._tell(f"shape {self._names[shape]} begun")
+        elif kind != "row":
+            took = made["t"] - self._begun[shape]
+            self._tell(f"shape {self._names[shape]}: {_result_words(made)}, after {took:.1f} s")
 
     def _judge(self, counters: dict[str, int]) -> tuple[str, str]:
         """(outcome, detail). See the module's docstring."""
@@ -238,6 +261,15 @@ class Attempt:
         if last:
             return last, detail
         return ending_of(self._proc, counters)
+
+
+def _result_words(made: Mapping[str, Any]) -> str:
+    """`winner ck_123, 12.3 us, 456 TFLOPS` of a record shape_tuned, or why the shape has no winner."""
+    if made["type"] == "shape_failed":
+        return f"no winner ({made['reason']}: {made['detail']})"
+    row = made["row"]
+    rate = f", {row['tflops']:.4g} TFLOPS" if row.get("tflops") else ""
+    return f"winner {row.get('kernelName', '?')}, {row['us']:.4g} us{rate}"
 
 
 def with_log(detail: str, log_fd: int, since: int) -> str:

@@ -103,8 +103,8 @@ class Stream:
 
     def beat(self, now: float) -> bytes:
         """The frame of a beat. alive: an agent holds the slot's lock. age: seconds since it touched its beat. waits:
-        the owner (RUN/NODE) of the device that it waits for, if it waits. held: the attempts that wait or are claimed;
-        left out while there are records to send."""
+        the holder of the device that it waits for (DeviceLock), if it waits. held: the attempts that wait or are
+        claimed; left out while there are records to send."""
         held = held_attempts(self.paths)
         beat: dict[str, Any] = {
             "t": now,

@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TOKEN, TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.device import SLOTS_ON_CORES, Gauge, identify, pin, slots_on_cores
-from worker.process import kill_marked
+from worker.process import WorkerEnd, kill_marked
 from worker.protocol import (
     CPUS,
     DEVICE_LOCK,
@@ -46,12 +47,11 @@ from worker.protocol import (
     NodePaths,
     ProtocolError,
     Spec,
-    SpecShape,
     evidence,
     record,
 )  # fmt: skip
 from worker.protocol.paths import IMAGE_ENV
-from worker.text import clean, plural
+from worker.text import OWN_LINE, clean, plural
 
 WAIT_TOLD_S = 1.0  # a wait for the device that lasts longer is told: the run before may just be ending
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 5.0
@@ -122,7 +122,8 @@ class Agent:
 
     def _await_device(self) -> bool:
         """Lock the slot's device, and wait for a run that holds it, unless it is shared; return False if the worker is
-        to stop. A wait stands in the slot's lock file, so that the stream's beats tell of it."""
+        to stop. A wait stands in the slot's lock file, so that the stream's beats tell of it, and so does a lock that
+        cannot be opened, even if the device is shared."""
         told, signed, began = "", "", time.monotonic()
         shared = DEVICE_SHARED in self._config.slots[self._slot]
         try:
@@ -130,11 +131,13 @@ class Agent:
                 if told != (holder := self._device.holder or "another run"):
                     told = holder
                     how = "shares" if shared else "waits for"
-                    self._log(f"{how} this slot's device, which {told} measures on")
-                if shared:
-                    break
-                if signed != told and time.monotonic() - began > WAIT_TOLD_S:
+                    what = f"whose lock is closed: {told}" if self._device.is_closed else f"which {told} measures on"
+                    self._log(f"{how} this slot's device, {what}")
+                is_told = self._device.is_closed or (not shared and time.monotonic() - began > WAIT_TOLD_S)
+                if is_told and signed != told:
                     sign(self._lock, signed := told)
+                if shared:
+                    return True
                 self._control.tick()
                 if self._control.stop:
                     return False
@@ -223,7 +226,7 @@ class Agent:
         if spec.kind == "canary":
             return self._supervisor.answer_canary(spec)
         assert self._supervisor.proc is not None
-        return Attempt(spec, self._supervisor.proc, self._records, self._control, self._log_fd).run(line)
+        return Attempt(spec, self._supervisor.proc, self._records, self._control, self._log_fd, self._log).run(line)
 
     def _end(self, claim: InboxName, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
         attempt = claim.attempt
@@ -263,13 +266,17 @@ class Agent:
         return True
 
     def _close_leftovers(self) -> None:
-        """End on record what an earlier agent of this slot had claimed."""
+        """End on record what an earlier agent of this slot had claimed, and how that one ended."""
+        end = WorkerEnd.read(self._paths.last_end(self._slot))
         for claim in self._inbox.claimed():
             attempt = claim.attempt
             known = attempt_records(self._paths.events(self._slot), attempt)
             if not any(r["type"] == "attempt_ended" for r in known):
                 seconds = max(0.0, known[-1]["t"] - known[0]["t"]) if known else 0.0
                 detail = "found claimed by a worker that is gone"
+                if end is not None and known and end.ended > known[0]["t"]:  # else an older end, or none was noted
+                    seconds = end.ended - known[0]["t"]
+                    detail = f"its worker is gone: {end.words}"
                 ended = Ended("worker_died", in_flight(known), None, detail)
                 self._records.append(ended.record(attempt, seconds))
                 self._records.sync()
@@ -288,7 +295,7 @@ class Agent:
         """Write a line of the worker's own to the slot's log; lost where it cannot be written."""
         stamp = time.strftime("%H:%M:%SZ", time.gmtime())
         try:
-            os.write(self._log_fd, f"[worker {stamp}] {clean(text)}\n".encode())
+            os.write(self._log_fd, f"{OWN_LINE}{stamp}] {clean(text)}\n".encode())
         except OSError as e:
             if e.errno not in FULL:
                 raise
@@ -312,11 +319,10 @@ def main(node_dir: Path, slot: str) -> int:
 
 
 class Printer(RecordFile):
-    """A record file whose records are printed as text on stdout, too."""
+    """A record file that prints what it records of the tuner, and counts the tuned shapes."""
 
-    def __init__(self, path: Path, shapes: Sequence[SpecShape]) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._keys = {s.id: " ".join(f"{k}={v}" for k, v in s.key.items()) for s in shapes}
         self.tuned = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -332,13 +338,7 @@ class Printer(RecordFile):
             return f"tuner {r['tuner']} is ready after {r['seconds']:.1f} s: {facts}"
         if r["type"] == "canary":
             return f"canary {'passed' if r['ok'] else 'FAILED'}: {r['us']:.1f} us, {r['detail']}"
-        if r["type"] not in ("shape_tuned", "shape_failed"):
-            return ""
-        shape = f"shape {r['shape']} {self._keys[r['shape']]}"
-        if r["type"] == "shape_failed":
-            return f"{shape}: {r['reason']}, {r['detail']}"
-        row = r["row"]
-        return f"{shape}: {row['us']:.4g} us, {row.get('tflops', 0):.4g} TFLOPS, {row.get('kernelName', '?')}"
+        return ""
 
 
 def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
@@ -352,7 +352,7 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
             raise ValueError("the spec has no shapes" if name else "no tuner is named; use --tuner")
         folder = paths.attempt(spec.attempt)
         folder.mkdir(parents=True, exist_ok=True)
-        printer = Printer(folder / "records.jsonl", spec.shapes)
+        printer = Printer(folder / "records.jsonl")
     except (OSError, ProtocolError, SpecRejectedError, ValueError) as e:
         print(f"worker run: {group}: {e}", file=sys.stderr)
         return 2
@@ -375,7 +375,7 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
     device = {k: supervisor.device.get(k) for k in ("gfx", "cu_num", "device")}
     printer.append(record("attempt_started", time.time(), attempt=spec.attempt, group=spec.group, device=device))
     began = time.monotonic()
-    ended = Attempt(spec, supervisor.proc, printer, control, log).run(spec.dumps())
+    ended = Attempt(spec, supervisor.proc, printer, control, log, partial(print, flush=True)).run(spec.dumps())
     seconds = time.monotonic() - began
     printer.append(ended.record(spec.attempt, seconds, supervisor.take_start_s()))
     printer.sync()

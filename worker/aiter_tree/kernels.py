@@ -4,36 +4,29 @@
 that AITER's operators read, and judges rows by them. Built modules (`aiter/jit/<module>.so`) are searched as bytes for
 the kernels' names.
 
-**Reading the lists of instances runs code of the tree**: a child process (`list_child.py`) imports AITER's own list
-modules. It gets no variable of ours, an empty home, 60 s and 2 GB. AITER itself, torch and the GPU are not touched.
+**Reading the lists of instances runs code of the tree**: `list_child` imports AITER's own list modules in a process of
+its own (`worker.foreign`), with 60 s and 2 GB. AITER itself, torch and the GPU are not touched.
 """
 
 from __future__ import annotations
 
 import ast
 import csv
-import json
 import mmap
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from worker.aiter_tree.list_child import ReadList, read_lists
 from worker.aiter_tree.locate import DEFAULT_GFX, Tree, TreeFiles
 from worker.families import FAMILIES, NULLS, backend_of
+from worker.foreign.runner import ForeignCodeError, Limits, call
 from worker.text import clean
 
-CHILD = Path(__file__).with_name("list_child.py")
-SECONDS, MEMORY, OUTPUT = 60, 2 << 30, 64 << 20
-"""Limits of the child: seconds of its life and of processor time, bytes of address space, bytes of its answer."""
+LIMITS = Limits(seconds=60, memory=2 << 30)
 
 _BLOCKSCALE = "ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale"
 _BLOCKSCALE_TILE = (
@@ -57,7 +50,7 @@ _OTHERS = {
     "flydsl_moe": ("aiter/ops/flydsl/moe_kernels.py", "flydsl"),
     "flydsl_mxmoe": ("aiter/ops/flydsl/mxfp4_kname.py", "flydsl"),
 }  # fmt: skip
-"""fmoe's lists: the file, and the function of the child that reads it."""
+"""fmoe's lists: the file, and the function of `list_child` that reads it."""
 
 
 OPERATORS: Mapping[str, tuple[str, str, str]] = {
@@ -134,36 +127,19 @@ class KernelList:
     refuses: bool = False
 
 
-def _child(package: Path, gfx: str, asked: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Run the child and return its answer. Raises OSError and ValueError if it gives none."""
-    # one second more of processor time, or the kernel may end it first, and we would only have an exit status
-    request = {"package": str(package), "gfx": gfx, "lists": asked, "limits": [SECONDS + 1, MEMORY, OUTPUT]}
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-lists-") as home, open(Path(home, "answer"), "w+b") as answer:
-        env = {"PATH": os.defpath, "HOME": home, "TMPDIR": home, "LC_ALL": "C.UTF-8"}
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(CHILD)],
-            stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.DEVNULL, cwd=home, env=env, start_new_session=True,
-        )  # fmt: skip
-        try:
-            process.communicate(json.dumps(request).encode(), timeout=SECONDS)
-        except subprocess.TimeoutExpired as e:
-            raise ValueError(f"its lists were not read within {SECONDS} s") from e
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        answer.seek(0)
-        found = json.loads(answer.read(OUTPUT) or b"null")
-        if not isinstance(found, dict):
-            raise ValueError(f"the process that reads its lists ended with status {process.returncode}")
-        return found
-
-
 def _parsed(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def _compared(tree: ast.AST) -> Iterator[str]:
@@ -250,14 +226,14 @@ class KernelLists:
         if path is None:
             return KernelList("", frozenset())
         found = self._list(f"{family} {backend}", gfx)
-        if found is None or not found["names"]:
+        if found is None or not found.names:
             if found is not None:
                 self._files.problem(f"{self._files.name(path)}: holds no list of kernels that can be read here")
             return None
         code = self._files.text(self.tree.meta / "csrc" / place.codegen)
         refuses = "bad_rows" in code + self._files.text(self.tree.package / "jit" / "utils" / "chip_info.py")
-        by_id = {int(k): str(v) for k, v in found["by_id"].items()}
-        return KernelList(self._files.name(path), frozenset(found["names"]), by_id, "kernels_by_name=" in code, refuses)
+        names = frozenset(found.names)
+        return KernelList(self._files.name(path), names, found.by_id, "kernels_by_name=" in code, refuses)
 
     def _asm(self, family: str, gfx: str) -> frozenset[str]:
         """The ASM kernels of a family for a chip (of all chips where it is not known)."""
@@ -275,9 +251,9 @@ class KernelLists:
     def reads_flydsl(self, name: str, gfx: str) -> bool:
         """True if the tree can make a kernel of a FlyDSL name."""
         if name.startswith("flydsl_moe"):
-            found = self._list("flydsl_moe", gfx) or {}
-            known, ending = found.get("_KERNEL_PARAMS", ()), found.get("_SUFFIX_RE", "")
-            if name in known or (ending and re.sub(ending, "", name) in known):
+            tables = self._flydsl_tables("flydsl_moe", gfx)
+            known, ending = tables.get("_KERNEL_PARAMS", ()), tables.get("_SUFFIX_RE", "")
+            if name in known or (isinstance(ending, str) and _is_pattern(ending) and re.sub(ending, "", name) in known):
                 return True
         return self._mxmoe(name) or any(re.match(p, name) for p in self._patterns())
 
@@ -304,18 +280,19 @@ class KernelLists:
     def _flydsl_patterns(self) -> tuple[str, ...]:
         """The regular expressions by which the tree reads FlyDSL kernels' names: those that are written down whole, and
         those that a file puts together when it is imported."""
-        made = (v for k, v in self._imported(DEFAULT_GFX).items() if k.startswith("patterns "))
+        made = (read.names for name, read in self._imported(DEFAULT_GFX).items() if name.startswith("patterns "))
         texts = map(self._files.text, (*self._flydsl_files(), self.tree.package / _A8W8))
         nodes = (n for text in texts for n in ast.walk(_parsed(text) or ast.Module([], [])))
         whole = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
-        found = [*whole, *(p for v in made for p in v.get("found", ()))]
-        return tuple(dict.fromkeys(v for v in found if re.match(r"\^?flydsl_\S*[\\(]\S*$", v)))
+        found = [*whole, *(p for names in made for p in names)]
+        return tuple(dict.fromkeys(v for v in found if re.match(r"\^?flydsl_\S*[\\(]\S*$", v) and _is_pattern(v)))
 
     def _mxmoe(self, name: str) -> bool:
         """A name of the form `flydsl_mxmoe_g1_a4w4_<tile>[_flag...]`, with flags that the tree knows."""
-        found = self._list("flydsl_mxmoe", "") or {}
-        for stage, prefix in found.get("_MXMOE_PREFIX", {}).items():
-            flags, numbers = found.get(f"_MXMOE_G{stage}_FLAG_TOKENS", ()), found.get("_MXMOE_NUMERIC_TOKENS", ())
+        tables = self._flydsl_tables("flydsl_mxmoe", "")
+        prefixes = tables.get("_MXMOE_PREFIX")
+        for stage, prefix in prefixes.items() if isinstance(prefixes, dict) else ():
+            flags, numbers = tables.get(f"_MXMOE_G{stage}_FLAG_TOKENS", ()), tables.get("_MXMOE_NUMERIC_TOKENS", ())
             if name.startswith(prefix):
                 words = [w.upper() for w in name.removeprefix(prefix).split("_") if w]
                 return all(
@@ -323,14 +300,26 @@ class KernelLists:
                 )
         return False
 
-    def _list(self, name: str, gfx: str) -> Any:
-        """A list that the child has read for a chip; None if it does not exist or cannot be read."""
-        found = self._imported(gfx or DEFAULT_GFX).get(name, {})
-        if "error" in found:
-            self._files.problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")
-        return found.get("found")
+    def _flydsl_tables(self, name: str, gfx: str) -> Mapping[str, str | list[str] | dict[str, str]]:
+        found = self._list(name, gfx)
+        return found.tables if found else {}
 
-    def _import_lists(self, gfx: str) -> dict[str, Any]:
+    def _names(self, name: str, gfx: str) -> Sequence[str]:
+        found = self._list(name, gfx)
+        return found.names if found else ()
+
+    def _list(self, name: str, gfx: str) -> ReadList | None:
+        """A list as read for a chip; None if it does not exist or cannot be read."""
+        found = self._imported(gfx or DEFAULT_GFX).get(name)
+        if found is None or not found.error:
+            return found
+        file = self._files.name(Path(self._asked[name][1]))
+        self._files.problem(f"{file} cannot be imported: {clean(found.error, 300)}")
+        return None
+
+    @cached_property
+    def _asked(self) -> dict[str, list[Any]]:
+        """Questions to `read_lists`: name -> reader, file, and more arguments."""
         asked: dict[str, list[Any]] = {}
         for (family, backend), place in PLACES.items():
             if path := self._file(place):
@@ -339,12 +328,13 @@ class KernelLists:
             path = (self.tree.package.parent if file.startswith("aiter/") else self.tree.meta) / file
             if path.is_file():
                 asked[name] = [reader, str(path)]
-        asked |= {f"patterns {path.name}": ["patterns", str(path)] for path in self._flydsl_files()}
+        return asked | {f"patterns {path.name}": ["patterns", str(path)] for path in self._flydsl_files()}
+
+    def _import_lists(self, gfx: str) -> dict[str, ReadList]:
         try:
-            found = _child(self.tree.package, gfx, asked)
-        except (OSError, ValueError) as e:
-            found = {name: {"error": str(e)} for name in asked}
-        return {n: {**found.get(n, {}), "file": self._files.name(Path(asked[n][1]))} for n in asked}
+            return call(read_lists, self.tree.package, gfx, self._asked, limits=LIMITS)
+        except (OSError, ForeignCodeError) as e:
+            return dict.fromkeys(self._asked, ReadList(error=f"the process that reads its lists {e}"))
 
     def _flydsl_files(self) -> list[Path]:
         """Files that read names of FlyDSL kernels."""
@@ -406,7 +396,7 @@ class KernelLists:
         backend = backend_of(family, {"kernelName": name})
         if name.startswith(_CK2STAGES):
             plain = _CHOSEN.sub(lambda m: "_Nswizzle0_" if m[0].endswith("_") else "_B16", name)
-            listed = plain in (self._list("two_stages", gfx) or ())
+            listed = plain in self._names("two_stages", gfx)
             return _LOADS if listed else _cannot(f"no list of fmoe's CK kernels has {name[:160]}")
         if backend == "asm":
             return self._asm_kernel(family, gfx, name)
@@ -414,6 +404,6 @@ class KernelLists:
         known = (
             (backend == "flydsl" and self.reads_flydsl(name, gfx))
             or ("cktile" in name and "cktile_moe_stage1" in self._files.text(self.tree.package / "fused_moe.py"))
-            or name.replace("opus_moe2_layout_", "opus_moe2_") in (self._list("opus_moe", "") or ())
+            or name.replace("opus_moe2_layout_", "opus_moe2_") in self._names("opus_moe", "")
         )
         return _LOADS if known else _cannot(f"fmoe's operator knows no kernel {name[:160]}")

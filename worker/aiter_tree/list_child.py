@@ -1,6 +1,6 @@
-"""Imports AITER's lists of kernels and prints the names in them as JSON. `kernels` starts it as a process.
+"""Imports AITER's lists of kernels and gives the names in them. `kernels` calls `read_lists` in a process of its own.
 
-`python -I -S list_child.py` reads one JSON object on stdin. Only AITER's own files are imported. Its package is a
+Only AITER's own files are imported. Its package is a
 namespace, so aiter/__init__.py never runs. A package that is not of Python's standard library (torch, flydsl, ...) is a
 mock, and so is a file of AITER that cannot be imported without them.
 """
@@ -9,11 +9,11 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import itertools
-import json
 import os
-import resource
 import sys
 import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +25,17 @@ _SWITCHES: tuple[dict[str, bool], ...] = (
     {"splitk": True},
     {"preshuffle": True, "splitk": True},
 )
+
+
+@dataclass(frozen=True)
+class ReadList:
+    """One list as read. `by_id`: names by number, if they have numbers. `tables`: what FlyDSL's names are read by.
+    `error`: why it cannot be read."""
+
+    names: list[str] = field(default_factory=list)
+    by_id: dict[int, str] = field(default_factory=dict)
+    tables: dict[str, str | list[str] | dict[str, str]] = field(default_factory=dict)
+    error: str = ""
 
 
 class _Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -77,9 +88,9 @@ def imported(path: str) -> dict[str, Any]:
     return {k: v for k, v in vars(sys.modules[name]).items() if not k.startswith("__")}
 
 
-def instances(path: str, wanted: list[str]) -> dict[str, Any]:
-    """The kernels of a list: `names`, and `by_id` where they have numbers. `wanted`: names of the dictionaries that may
-    hold them, of which the first that is there counts; none for all dictionaries of kernels."""
+def instances(path: str, wanted: list[str]) -> ReadList:
+    """The kernels of a list. `wanted`: names of the dictionaries that may hold them, of which the first that is there
+    counts; none for all dictionaries of kernels."""
     found = imported(path)
     given = [found[n] for n in wanted if n in found][:1] if wanted else list(found.values())
     by_id: dict[int, str] = {}
@@ -88,10 +99,10 @@ def instances(path: str, wanted: list[str]) -> dict[str, Any]:
         if isinstance(kind, dict) and all(isinstance(getattr(v, "name", None), str) for v in kind.values()):
             names |= {v.name for v in kind.values()}
             by_id |= {k: v.name for k, v in kind.items() if isinstance(k, int)}
-    return {"names": sorted(names), "by_id": by_id}
+    return ReadList(sorted(names), by_id)
 
 
-def two_stages(path: str) -> list[str]:
+def two_stages(path: str) -> ReadList:
     """fmoe's CK kernels, those of every combination of types that AITER takes, without swizzle and with B16 output."""
     found = imported(path)
     names: set[str] = set()
@@ -106,63 +117,54 @@ def two_stages(path: str) -> list[str]:
             }
         except Exception:  # noqa: BLE001 - a combination that AITER refuses
             continue
-    return sorted(names)
+    return ReadList(sorted(names))
 
 
-def opus_moe(path: str) -> list[str]:
+def opus_moe(path: str) -> ReadList:
     """fmoe's opus kernels by all their names."""
     kernels = [v for kind in imported(path).values() if isinstance(kind, dict) for v in kind.values()]
     found = (getattr(k, word, None) for k in kernels for word in ("name", "profile_name"))
-    return sorted({name for name in found if isinstance(name, str)})
+    return ReadList(sorted({name for name in found if isinstance(name, str)}))
 
 
-def flydsl(path: str) -> dict[str, Any]:
-    """The tables by which AITER reads the names of FlyDSL's kernels of fmoe: plain values and regular expressions."""
-    kept = {}
+def flydsl(path: str) -> ReadList:
+    """The tables by which AITER reads the names of FlyDSL's kernels of fmoe: texts, and regular expressions."""
+    tables: dict[str, Any] = {}
     for name, value in imported(path).items():
-        if name.startswith(("_MXMOE_", "_KERNEL_PARAMS", "_SUFFIX_RE")):
-            kept[name] = getattr(value, "pattern", sorted(value) if isinstance(value, (dict, set)) else value)
-            if name == "_MXMOE_PREFIX":
-                kept[name] = {str(k): v for k, v in value.items()}
-    return kept
+        if name == "_MXMOE_PREFIX":
+            tables[name] = {str(stage): prefix for stage, prefix in value.items()}
+        elif name.startswith(("_MXMOE_", "_KERNEL_PARAMS", "_SUFFIX_RE")):
+            tables[name] = getattr(value, "pattern", sorted(value) if isinstance(value, (dict, set)) else value)
+    return ReadList(tables=tables)
 
 
-def patterns(path: str) -> list[str]:
+def patterns(path: str) -> ReadList:
     """Regular expressions for FlyDSL kernels' names that a file has under names of its own."""
     found = (getattr(v, "pattern", v) for v in imported(path).values())
-    return [p for p in found if isinstance(p, str) and p.lstrip("^").startswith("flydsl_") and "(" in p]
+    return ReadList([p for p in found if isinstance(p, str) and p.lstrip("^").startswith("flydsl_") and "(" in p])
 
 
-def main() -> None:
-    asked = json.load(sys.stdin)
-    for what, most in zip(
-        (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE), asked["limits"], strict=True
-    ):
-        resource.setrlimit(what, (most, most))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keeps the lists' own prints out of our answer
+READERS: dict[str, Callable[..., ReadList]] = {
+    "instances": instances,
+    "two_stages": two_stages,
+    "opus_moe": opus_moe,
+    "flydsl": flydsl,
+    "patterns": patterns,
+}
+
+
+def read_lists(package: Path, gfx: str, asked: dict[str, list[Any]]) -> dict[str, ReadList]:
+    """Read the lists that are asked for: name -> the reader's name, the file, and more arguments. Call it in a process
+    of its own, because it runs code of the tree."""
     chip = types.ModuleType("chip_info")
     for name in ("get_gfx", "get_gfx_runtime", "get_rocm_arch"):
-        setattr(chip, name, lambda: asked["gfx"])
+        setattr(chip, name, lambda: gfx)
     sys.modules["chip_info"] = sys.modules["aiter.jit.utils.chip_info"] = chip
-    sys.meta_path.insert(0, _Mocks(Path(asked["package"])))
-    readers: dict[str, Any] = {
-        "instances": instances,
-        "two_stages": two_stages,
-        "opus_moe": opus_moe,
-        "flydsl": flydsl,
-        "patterns": patterns,
-    }
-    out: dict[str, Any] = {}
-    for name, (reader, *arguments) in asked["lists"].items():
+    sys.meta_path.insert(0, _Mocks(package))
+    lists: dict[str, ReadList] = {}
+    for name, (reader, *arguments) in asked.items():
         try:
-            out[name] = {"found": readers[reader](*arguments)}
+            lists[name] = READERS[reader](*arguments)
         except Exception as e:  # noqa: BLE001 - this list cannot be read, others can
-            out[name] = {"error": f"{type(e).__name__}: {e}"[:300]}
-    json.dump(out, answers)
-    answers.flush()
-    os._exit(0)  # skips exit handlers that the lists registered
-
-
-if __name__ == "__main__":
-    main()
+            lists[name] = ReadList(error=f"{type(e).__name__}: {e}"[:300])
+    return lists

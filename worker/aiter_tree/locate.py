@@ -127,18 +127,18 @@ def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") ->
 
 def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
     """The tree whose root, package or aiter_meta folder this is. Raises NotATreeError with what is there instead."""
-    path = Path(path)
+    typed, path = path, Path(os.path.abspath(path))
     try:
         os.listdir(path)
     except OSError as e:
-        raise NotATreeError(f"{path} cannot be read: {e.strerror or e}") from e
+        raise NotATreeError(f"{typed} cannot be read: {e.strerror or e}") from e
     root = path
     if _is_package(path) or (path.name == "aiter_meta" and _is_package(path.parent / "aiter")):
         root = path.parent
     package = root / "aiter"
     if not _is_package(package):
         inside = f", but {package} is" if _is_package(package / "aiter") else ": it has no aiter/jit/core.py"
-        raise NotATreeError(f"{path} is not a tree of AITER{inside}")
+        raise NotATreeError(f"{typed} is not a tree of AITER{inside}")
     meta, notes = _meta(root, package)
     version = version_of(root, package)
     commit = commit_of(root, version)

@@ -13,6 +13,7 @@ import torch
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
 from worker.protocol import is_wrong
 from worker.protocol.bench import Options
+from worker.text import byte_words
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 from worker.tuners.common.operands import (
@@ -188,7 +189,9 @@ def prepare(
     """
     need, free = needed_bytes(case), device.available()
     if need > 0.9 * free:
-        raise UnsupportedError(f"operands, output and reference need {need} bytes, {free} are available")
+        raise UnsupportedError(
+            f"operands, output and reference need {byte_words(need)}, {byte_words(free)} are available"
+        )
     first = Inputs.make(case, device.torch, options.seed, 0)
     alive()
     bound = backend.bind(case, first)

@@ -102,7 +102,8 @@ def _torch() -> tuple[str, str]:
 
 
 def _rocm(env: Mapping[str, str]) -> str:
-    for folder in (env.get("ROCM_PATH", ""), "/opt/rocm"):
+    """The version of the ROCm that ROCM_PATH names, else of the usual one; "" if neither is there."""
+    for folder in filter(None, (env.get("ROCM_PATH"), "/opt/rocm")):  # an empty path would be the current folder
         with contextlib.suppress(OSError):
             return clean((Path(folder) / ".info" / "version").read_text(errors="replace").split("\n")[0], 80)
     return ""

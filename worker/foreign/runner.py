@@ -38,14 +38,14 @@ from worker.text import clean
 P = ParamSpec("P")
 T = TypeVar("T")
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "ROCM_PATH", "CUDA_HOME", "VIRTUAL_ENV")
-"""What a process gets of our environment: where programs and libraries are, and how to write."""
+"""Variables of ours that a process gets: where programs and libraries are, and how to write."""
 END_WITHIN_S = 10.0
 LOOK_EVERY_S = 0.2
 READ_AT_ONCE = 1 << 16
 _HERE = Path(__file__).parent
 ENTER = _HERE / "enter.py"
 _shared: list[str] = []
-"""Why the kernel refused namespaces, for each run without them."""
+"""The kernel's reason for each run without namespaces."""
 
 
 class ForeignCodeError(ValueError):

@@ -14,9 +14,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def encode(value: Any) -> Any:
-    """The value with records as objects and paths as text, for `json.dumps`."""
+    """The value with records as objects and paths as text, for `json.dumps`. A path becomes absolute, because the other
+    process has another current folder."""
     if isinstance(value, Path):
-        return str(value)
+        return str(value.absolute())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -30,7 +31,9 @@ def decode_arguments(function: Callable[..., Any], arguments: Sequence[Any]) -> 
     """The arguments of a call, by the annotations of the function's parameters."""
     kinds = get_type_hints(function)
     kinds.pop("return", None)
-    return [decode(value, kind, name) for value, (name, kind) in zip(arguments, kinds.items(), strict=True)]
+    if len(arguments) > len(kinds):
+        raise ValueError(f"{function.__qualname__} takes {len(kinds)} arguments with annotations")
+    return [decode(value, kind, name) for value, (name, kind) in zip(arguments, kinds.items(), strict=False)]
 
 
 def decode(value: Any, kind: Any, place: str) -> Any:

@@ -76,6 +76,10 @@ class NodePaths:
     def lock(self, slot: str) -> Path:
         return self.root / "claimed" / slot / "lock"
 
+    def last_end(self, slot: str) -> Path:
+        """The end of the slot's last worker as a script noted it: exit code, begin, end, whether memory ran out."""
+        return self.root / "supervisor" / f"{slot}.ended"
+
     def attempt(self, attempt: str) -> Path:
         return self.root / "attempts" / attempt
 

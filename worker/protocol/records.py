@@ -141,7 +141,8 @@ def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> d
 #   L <slot> <offset> <length>\n<bytes>     bytes of logs/<slot>.log
 #   B <length>\n<json>                      a beat: {"t":..., "epoch":..., "stop": word or null, "error": text if any,
 #                                           "slots": {slot: {"alive": bool, "age": s or null,
-#                                           "waits": owner of the device that it waits for, if it does}}}
+#                                           "waits": owner of the device that it waits for, if it does;
+#                                                    or path, owner and error of a lock that it cannot open}}}
 BEAT_S = 2.0
 LOST_BEATS = 3
 

@@ -18,23 +18,25 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from worker.foreign.runner import Limits, call
+from worker.text import clean
 
 Values = dict[str, Any]
 Names = Mapping[str, Any]
 T = TypeVar("T")
 ASK_S = 300
 """Seconds that the import of an installed vLLM may take."""
+ENGINE_LIMITS = Limits(seconds=900, memory=16 << 30)
+"""Of a look-up: it imports torch and triton, which allocate much, on a machine that may be busy."""
 
 
 class EngineError(ValueError):
@@ -354,21 +356,10 @@ def _of_sglang(device: Device) -> dict[str, Names]:
 def ask(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
     """The answer of `question(*args)` in a fresh process, so that nothing of an earlier load or look-up counts.
 
-    `env`: variables of the engine; those of this process do not count. Raises what the question raises, and
-    EngineError if the process dies over it.
+    The question runs code of the engine: `worker.foreign` says what holds there. `env`: variables of the engine; those
+    of this process do not count. Raises ForeignCodeError, and EngineError if the question does.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        try:
-            return fresh.submit(_answer, env, question, *args).result()
-        except BrokenProcessPool as e:
-            raise EngineError("the process that asks the engine died: run the command again, and look above") from e
-
-
-def _answer(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
-    for name in [n for n in os.environ if n.startswith(("VLLM_", "SGLANG_"))]:
-        del os.environ[name]
-    os.environ.update(env)
-    return question(*args)
+    return call(question, *args, env=env, limits=ENGINE_LIMITS, packages=True, raises=(EngineError,))
 
 
 def locate(root: Path) -> tuple[str, Path, str]:
@@ -402,8 +393,12 @@ _NAME = "from vllm.platforms import current_platform as p; print('name:', p.get_
 
 
 def device_here(root: Path) -> tuple[Device, str]:
-    """The first GPU of this process, and who told its name: `vllm.platforms` if vLLM is installed at `root`, else
-    `torch`. Raises EngineError without a GPU."""
+    """The first GPU of this process, and who told its name: `vllm.platforms` if vLLM runs here from `root`, else
+    `torch`.
+
+    Config files carry this name. NVIDIA's driver tells vLLM and torch the same one. For AMD's GPUs vLLM has names of
+    its own: a server would not find files with torch's. Raises EngineError then, and without a GPU.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -413,11 +408,30 @@ def device_here(root: Path) -> tuple[Device, str]:
     arch = properties.gcnArchName.split(":")[0] if hip else 10 * properties.major + properties.minor
     project, package, _ = locate(root)
     if project == "vllm":
-        command = [sys.executable, "-c", _NAME]
-        done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S, check=False)
-        if told := re.search(r"^name:(.+)", done.stdout, re.MULTILINE):
-            return Device(told[1], arch), "vllm.platforms"
+        try:
+            return Device(_ask_vllm_for_the_name(package), arch), "vllm.platforms"
+        except EngineError:
+            if hip:
+                raise
     return Device(properties.name, arch), "torch"
+
+
+def _ask_vllm_for_the_name(package: Path) -> str:
+    """The GPU's name as the vLLM of this package folder says it. Raises EngineError."""
+    command = [sys.executable, "-c", _NAME]
+    try:
+        done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {ASK_S} s"
+    else:
+        name = re.search(r"^name:(.+)", done.stdout, re.MULTILINE)
+        if name:
+            return name[1]
+        reason = clean("".join(done.stderr.splitlines()[-1:]), 300) or f"it ended with code {done.returncode}"
+    raise EngineError(
+        f"vLLM in {package} does not tell this GPU's name, which its config files carry ({reason}); use the Python that"
+        f' vLLM is installed for. To try it: python -c "{_NAME}"'
+    )
 
 
 # --- modules of an engine, run from their unchanged files; whatever else these import is a recording stub ---

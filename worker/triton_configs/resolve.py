@@ -99,12 +99,14 @@ def parse(text: str, path: Path = Path("config")) -> ConfigFile:
         document = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as e:
         raise ConfigFileError(f"{path}:{e.lineno}:{e.colno}: no JSON: {e.msg}") from e
-    except (_Twice, RecursionError) as e:
+    except _Twice as e:
         last = [m.start() for m in re.finditer(re.escape(json.dumps(str(e))), text)][-1:] or [0]
         line, column = text.count("\n", 0, last[0]) + 1, last[0] - text.rfind("\n", 0, last[0])
         raise ConfigFileError(
             f"{path}:{line}:{column}: {clean(str(e), 40)!r} is there twice: the last one counts"
         ) from e
+    except (ValueError, RecursionError) as e:  # a number of more digits than Python reads
+        raise ConfigFileError(f"{path}:1:1: no JSON: {e}") from e
     if not isinstance(document, dict):
         raise ConfigFileError(f"{path}:1:1: is no JSON object")
     file = ConfigFile(path, text, document)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from worker.tuners.catalog import CostGuess, TunerSpec
+from worker.tuners.catalog import TunerSpec
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
@@ -27,8 +27,6 @@ SPEC = TunerSpec(
     name="bench",
     create=create,
     parse_options=lambda options: None,  # the command `bench` makes them itself, and checks what was typed
-    cost_guess=CostGuess(1.0, 1.0, 1e-13, 1e-9, 12.0),  # about a second a shape and backend
-    cost_guess_cpu=CostGuess(1.0, 1.5, 1e-10, 2e-8, 8.0),
     cost_factor=_factor,
     start_limits=(900.0, 300.0),  # every side is probed
     own_command="bench SHAPES.csv --backend B,...",

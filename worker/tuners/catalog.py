@@ -38,11 +38,6 @@ class CostGuess(NamedTuple):
     start_s: float
 
 
-_ON_GPU = CostGuess(0.2, 1.5, 1e-13, 1e-9, 10.0)
-# of some 100 GFLOP/s: about 30 executions a shape, 3.5 s unless they are long; importing torch takes seconds
-_ON_CPU = CostGuess(0.2, 2.0, 1e-10, 2e-8, 8.0)
-
-
 class Flag(NamedTuple):
     """An option of a tuner that `gemmfleet tune` has as a flag. Tuners with the same option share the flag."""
 
@@ -83,9 +78,8 @@ class TunerSpec:
     families: Callable[[Mapping[str, Any]], tuple[str, ...]] | None = None
     """Families that it has candidates for with these options. None: any family."""
     cost_guess: CostGuess | None = None
-    """Guess of a shape's cost before anything was measured; by default torch's matmul, on a GPU or a CPU."""
-    cost_guess_cpu: CostGuess | None = None
-    """Guess on a CPU, where it differs."""
+    """Guess of a shape's cost before anything was measured, for a tuner of a package. Built-in tuners have measured
+    rates instead (orchestrator/planning/rates.py)."""
     slower_families: Mapping[str, float] = field(default_factory=dict)
     """Factors on the cost of a shape, by family."""
     cost_factor: Callable[[Mapping[str, Any]], float] = lambda options: 1.0
@@ -126,14 +120,6 @@ class TunerSpec:
     """Its rows are backends side by side and no candidates of a search."""
     worker_package: str = ""
     """Top-level package with the tuner, which is shipped to nodes beside the worker; "" for a built-in tuner."""
-
-    def cost(self, family: str, *, cpu: bool) -> CostGuess:
-        """First guess for a family on a CPU or a GPU."""
-        guess = (self.cost_guess_cpu if cpu else None) or self.cost_guess or (_ON_CPU if cpu else _ON_GPU)
-        times = self.slower_families.get(family, 1.0)
-        return CostGuess(
-            guess.setup_s, times * guess.shape_s, times * guess.flop_s, times * guess.weight_s, guess.start_s
-        )
 
 
 _TUNERS = Registry(

@@ -3,8 +3,10 @@ commands that are suggested."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,12 +18,15 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from orchestrator.cli import tuning
 from orchestrator.cli.app import app
 from orchestrator.cli.ending import next_lines, next_steps
 from orchestrator.command_hints import called, command, program
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.errors import InputError
+from orchestrator.paths import RunConfig, RunPaths, run_lock
 from tests.paths import ROOT
 from tests.support.command import command as run
+from tests.waiting import PATIENCE_S
 
 BIN = Path(sys.executable).parent
 
@@ -186,13 +191,62 @@ def test_no_message_spells_the_program_by_hand() -> None:
         (replace(CONFIG, tuner="torch"), {}, [f"db merge {PATHS.root} --into a4w4_blockscale-torch.csv",
                                               f"report {PATHS.run}"]),
         (CONFIG, {"unsettled": True}, [f"resume {PATHS.run}"]),
-        (CONFIG, {"failed": 1, "tuned": 0}, [f"explain {PATHS.run}", f"retry {PATHS.run}"]),
+        (CONFIG, {"reasons": ["fault", "unsupported"], "tuned": 0}, [f"explain {PATHS.run}", f"retry {PATHS.run}"]),
+        # a verdict is the same the next time
+        (CONFIG, {"reasons": ["unsupported"], "tuned": 0}, [f"explain {PATHS.run}"]),
     ],
 )  # fmt: skip
-def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, int], words: list[str]) -> None:
-    steps = next_steps(PATHS, config, **{"tuned": 3, "failed": 0, "unsettled": False, "merged": False, **how})  # type: ignore[arg-type]
+def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, Any], words: list[str]) -> None:
+    steps = next_steps(PATHS, config, **{"tuned": 3, "reasons": (), "unsettled": False, "merged": False, **how})
     assert [w for w, _ in steps] == words
     assert next_lines([("report r", "the page"), ("status run", "how it stands")]) == [
         f"next: {program()} report r    # the page", f"      {command('status run')}  # how it stands",
     ]  # fmt: skip
     assert RunPaths(Path("/my runs/r1")).named == "r1 --runs '/my runs'"
+
+
+@pytest.mark.parametrize(
+    ("controller", "patience_s", "says"),
+    [
+        ("exec sleep 1000", 0.0, "process {pid} was started 0 s ago, and does not drive the run yet: look into "),
+        ("exit 1", PATIENCE_S, "the controller has ended already, with code 1: "),
+        ("exec {python} {holder} {root}", PATIENCE_S, "the controller is process {pid}; watch it: "),
+        ("echo another drives it; exit 2", PATIENCE_S, None),
+    ],
+)
+def test_detach_says_what_became_of_the_controller(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    controller: str,
+    patience_s: float,
+    says: str | None,
+) -> None:
+    paths, holder, program_ = RunPaths(tmp_path / "r1"), tmp_path / "holder.py", tmp_path / "python"
+    paths.root.mkdir()
+    holder.write_text(
+        "import sys, time; from pathlib import Path; from orchestrator.paths import RunPaths, run_lock\n"
+        "with run_lock(RunPaths(Path(sys.argv[1]))):\n    time.sleep(1000)\n"
+    )
+    words = controller.format(python=sys.executable, holder=holder, root=paths.root)
+    program_.write_text(f"#!/bin/sh\n{words}\n")
+    program_.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "executable", str(program_))
+    monkeypatch.setattr(tuning, "DETACH_S", patience_s)
+    if says is None:
+        with (
+            run_lock(paths),
+            pytest.raises(InputError, match="ended at once with code 2:\nanother drives it"),
+        ):
+            tuning.detach(paths)
+        return
+    page = tuning.detach(paths)
+    document: Any = page.document
+    pid = document["pid"]
+    try:
+        page.print()
+        assert capsys.readouterr().err.startswith(says.format(pid=pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)

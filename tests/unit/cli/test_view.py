@@ -17,8 +17,8 @@ from orchestrator.errors import EngineError
 from orchestrator.ledger.reader import Counts
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.support.command import command
+from worker.text import byte_words, tail
 from worker.text import clean as worker_clean
-from worker.text import tail
 
 
 def status(*nodes: NodeStatus) -> RunStatus:
@@ -82,6 +82,33 @@ def test_no_view_cuts_a_command_that_is_to_be_typed(tmp_path: Path, monkeypatch:
     assert typed in status_rows(node)[0][-1]
     assert typed in node_row(node)[-1]
     assert typed.replace(" ", "") in "".join(drawn(status(node), 110).split())
+
+
+@pytest.mark.parametrize(("usable", "code"), [((True, True), 0), ((True, False), 1), ((False, False), 3)])
+def test_the_exit_code_of_nodes_check(
+    usable: tuple[bool, bool], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = [
+        NodeReport(f"n{i}", () if well else (Finding(UNUSABLE, "disk", "full", ""),), skew_s=-0.2)
+        for i, well in enumerate(usable)
+    ]
+    monkeypatch.setattr("orchestrator.controller.node_check.check_nodes", lambda *_, **__: reports)
+    (tmp_path / "inv.yaml").write_text("nodes: {n0: {transport: ssh}, n1: {transport: ssh}}\n")
+    done = command("nodes", "check", "-i", str(tmp_path / "inv.yaml"))
+    assert done.code == code
+    assert "-0 s" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(275 * 2**30, "275 GiB"), (1.5 * 2**30, "1.5 GiB"), (12 * 2**20, "12 MiB")]
+)
+def test_a_size_of_memory_in_words(count: float, words: str) -> None:
+    assert byte_words(count) == words
+
+
+def test_an_error_names_its_node_once() -> None:
+    inner = EngineError("h2", "no space left")
+    assert str(EngineError("h2", str(inner))) == "h2: no space left"
 
 
 @pytest.mark.parametrize(

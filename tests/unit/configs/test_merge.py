@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.configs import aiter as merging
 from orchestrator.configs.aiter import LIST, Call, Trial, run_trial
+from orchestrator.configs.journal import Journal
 from orchestrator.configs.merge import merge, undo
 from orchestrator.configs.winners import FIELD, FOLDER, TABLE, decisions, read_winners, write
 from orchestrator.errors import InputError, TunedDBError
@@ -27,7 +30,7 @@ from orchestrator.tables.merge import check_db
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said
-from worker.triton_configs.resolve import CONFIGS, bucket_for, laid_out, parse
+from worker.triton_configs.resolve import CONFIGS, TRITON, bucket_for, laid_out, parse
 
 NAME = "gemmfleet-merges.jsonl"
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
@@ -196,8 +199,9 @@ def test_a_row_that_is_none(row: dict[str, Any], tmp_path: Path) -> None:
     assert e.value.faults == [f"{table}:3: does not end with the document of a winner"]
 
 
-def test_a_trial_without_a_package_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "_PROGRAM", "import no_such_package")
+def test_a_trial_without_a_package_says_so(root: Path) -> None:
+    pytest.importorskip("triton")
+    (root / TRITON / "utils" / "gemm_config_utils.py").write_text("import no_such_package\n")
     why_not = run_trial(root, "gfx950", []).why_not
     assert why_not.endswith("No module named 'no_such_package'; pip install '.[triton]' in a checkout of gemmfleet")
 
@@ -272,6 +276,18 @@ def test_the_last_merge_is_taken_back_byte_by_byte(root: Path, tmp_path: Path) -
         undo(root)
 
 
+def test_the_number_of_a_merge_says_which_of_two_journals_is_the_latest(root: Path, tmp_path: Path) -> None:
+    before = text_of(root)
+    merge(winners(tmp_path / "one", WON, [{}]), root)
+    other = root / "vllm" / NAME
+    other.parent.mkdir()
+    other.write_text(json.dumps({"run": "two", "number": 2, "files": []}) + "\n")
+    merge(winners(tmp_path / "three", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
+    os.utime(root / CONFIGS / NAME, (0, 0))  # by the clock, the merge of AITER's is the older one
+    assert [undo(root)["run"] for _ in range(3)] == ["three", "two", "one"]
+    assert text_of(root) == before
+
+
 def test_a_file_changed_since_is_left_alone_and_one_that_was_never_written_is_no_fault(
     root: Path, tmp_path: Path
 ) -> None:
@@ -301,6 +317,68 @@ def document(m: int, **more: Any) -> str:
 
 def of(*rows: tuple[tuple[int, int, int], str]) -> Any:
     return decisions(FAMILY, [(key, {FIELD: text}) for key, text in rows])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 pages of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_leaves_the_tree_as_it_was_or_names_the_way_back(small_disk: Path, tmp_path: Path) -> None:
+    """26 levels of free pages: the journal's file fits or not, then the first file, the second, the third."""
+    sizes = (512, 768, 1024)
+    files = {f"gemm/gfx950-GEMM-A16W16-N={n}-K=1024.json": SHIPPED | {"_note": "x" * 9000} for n in sizes}
+    tree(small_disk, {DEFAULT: SHIPPED, **files})
+    won = {name.removeprefix("gemm/"): {"M_LEQ_64": values(16)} for name in files}
+    rows = [{"N": n, "file": name} for n, name in zip(sizes, won, strict=True)]
+    run, before = winners(tmp_path / "run", won, rows), text_of(small_disk)
+    outcomes = []
+    for free_pages in range(26):
+        filled, message = small_disk / "filled", ""
+        space = os.statvfs(small_disk)
+        filled.write_bytes(b"x" * max(0, space.f_bavail - free_pages) * space.f_bsize)
+        try:
+            merge(run, small_disk)
+        except InputError as e:
+            message = str(e)
+        filled.unlink()
+        is_changed, names_undo = text_of(small_disk) != before, "configs undo" in message
+        outcomes.append((is_changed, bool(message)))
+        assert names_undo == (is_changed and bool(message)), (free_pages, message)
+        if is_changed:
+            undo(small_disk)
+        assert text_of(small_disk) == before, free_pages
+    assert {(False, True), (True, False)} <= set(outcomes), outcomes
+
+
+def test_where_taking_back_fails_as_well_the_message_names_the_way_back(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(journal: Journal) -> dict[str, Any]:
+        raise OSError(28, "No space left on device")
+
+    def prove(tree: merging.AiterTree, some: Any, *, after: bool = True) -> Trial:
+        if after:
+            raise InputError("other values than planned")
+        return Trial()
+
+    monkeypatch.setattr(Journal, "take_back", full)
+    monkeypatch.setattr(merging.AiterTree, "prove", prove)
+    before = text_of(root)
+    with pytest.raises(InputError, match=r"could not be taken back \(.*No space left.*free some space.* configs undo "):
+        merge(winners(tmp_path / "run", WON, [{}]), root)
+    monkeypatch.undo()
+    undo(root)
+    assert text_of(root) == before
 
 
 def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:

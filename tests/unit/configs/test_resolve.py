@@ -145,6 +145,7 @@ def test_operators_that_read_a_kinds_files_are_found_and_those_that_the_tuner_ca
         ('{"any": {},\n  }', "2:3: no JSON"),
         ('{"any": {"a": 1,\n "a": 2}}', "2:2: 'a' is there twice"),
         ("[]", "1:1: is no JSON object"),
+        (f'{{"any": {{"x": {"9" * 100_000}}}}}', "1:1: no JSON: Exceeds the limit"),
         ('{"_note": "x",\n "any": 3}', "2:1: any is not a JSON object"),
     ],
 )

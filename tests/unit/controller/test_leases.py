@@ -160,7 +160,7 @@ def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: C
 def left_by(node: str) -> bytes:
     """The tar of a lease that left some rows."""
     files = io.BytesIO()
-    with tarfile.open(fileobj=files, mode="w") as tar:
+    with tarfile.open(fileobj=files, mode="w:gz") as tar:
         member = tarfile.TarInfo(f"runs/{node}/events/0.jsonl")
         member.size = 4
         tar.addfile(member, io.BytesIO(b"rows"))

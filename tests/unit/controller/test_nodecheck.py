@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import command_hints
 from orchestrator.controller.facts import ARGV, load_facts, read_facts, save_facts, script
 from orchestrator.controller.node_check import COLUMNS, check_node, compare, unreachable
 from orchestrator.inventory.model import Node
@@ -128,6 +130,7 @@ def test_locks_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.Monke
         full, brief = (run(a_node(workdir=str(work)), tmp_path, shell, brief=brief) for brief in (False, True))
         holder.communicate(b"\n")
     assert read_facts(brief).locks == {"held": ("living/far/gpu-1",)}
+    assert read_facts(brief).values["lock.owner.living"] == getpass.getuser()
     assert read_facts(full).locks == {
         "held": ("living/far/gpu-1",), "stale": ("dead/n/claimed/0/lock",), "waiting": ("left/n/claimed/0/lock",),
     }  # fmt: skip
@@ -178,6 +181,33 @@ NVIDIA = {**NO_GPUS, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
 
 
 @pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"lock.held": "there/n/gpu-0"}, "end it first (gemmfleet cancel there --runs {runs}), or see --busy"),
+        ({"lock.held": "far/n/gpu-0"}, "end it first (gemmfleet cancel far --runs ITS_FOLDER), or see --busy"),
+        (
+            {"lock.held": "far/n/gpu-0", "lock.owner.far": "ann"},
+            "run far of ann has workers that live: ann can end it (gemmfleet cancel far --runs ITS_FOLDER), or",
+        ),
+        ({"lock.held": "there/n/gpu-0", "lock.owner.there": "me"}, "run there has workers that live: end it first"),
+        ({"lock.stale": "there/n/claimed/0/lock"}, "gemmfleet resume there --runs {runs} picks it up"),
+        ({"lock.waiting": "far/n/claimed/0/lock"}, "gemmfleet resume far --runs ITS_FOLDER picks it up"),
+        ({"workdir_free_kb": "2000000"}, "free some space (gemmfleet runs prune --runs {runs})"),
+    ],
+)
+def test_a_suggested_command_names_its_run_and_its_owner(
+    tmp_path: Path, facts: dict[str, str | None], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typed as it stands there, the command must not hit the user's own latest run."""
+    monkeypatch.setattr(command_hints, "program", lambda: "gemmfleet")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/run.yaml").touch()
+    report = check_node(in_docker(), answer(facts), NOW, runs=tmp_path)
+    (problem,) = report.problems()
+    assert says.format(runs=tmp_path) in problem
+
+
+@pytest.mark.parametrize(
     ("state", "node", "changes", "says"),
     [
         ("warning", DOCKER, {"clock": f"{NOW + 7200:.0f}"}, "its clock is 7200 s ahead of ours: set it"),
@@ -187,6 +217,7 @@ NVIDIA = {**NO_GPUS, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
         ("unusable", DOCKER, {"lacks": "tar"}, "the node has no `tar`: install"),
         ("unusable", HERE, {"lacks": "flock"}, "the node has no `flock`"),
         ("unusable", HERE, {"python": None}, "no Python was found: install Python 3.10 to 3.13"),
+        ("unusable", HERE, {"python": "3.9.18 /usr/bin/python3 False"}, "its Python is 3.9.18: 3.10 to 3.13 is needed"),
         ("unusable", HERE, {"aiter_root": "empty"}, "there is no AITER (aiter/jit/core.py) in"),
         ("unusable", DOCKER, {**NO_DOCKER, "docker.lacks": "docker"}, "there is no docker on"),
         ("unusable", DOCKER, {**NO_DOCKER, "docker.error": "permission denied while trying to connect"}, "docker.sock"),

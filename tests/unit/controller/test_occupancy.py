@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,18 +18,22 @@ from orchestrator.controller import node_check
 from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, load_facts, read_facts, save_facts, script
 from orchestrator.controller.node_check import check_node, check_nodes
 from orchestrator.controller.occupancy import (
+    NodeAdmission,
+    closed_lock,
     occupants,
     occupants_text,
     refuse_one_gpu_twice,
     twice,
+    what_we_do,
 )
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.errors import InventoryError
+from orchestrator.errors import InventoryError, LeftOutError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.support.health_kit import put, unfold
+from worker.protocol import LOCKS_ENV
 
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
 
@@ -73,6 +82,35 @@ def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     assert [g.processes for g in facts.gpus] == [{"4711": 0}, {"4711": 1048576}]
 
 
+def test_a_closed_lock_occupies_its_device_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """Read by the node's own script."""
+    folder = tmp_path / "locks"
+    (folder / "gpu-1").mkdir(parents=True)
+    (folder / "gpu-2").symlink_to("/none")
+    (folder / "gpu-0").touch()
+    on_node = LocalTransport("n", {**os.environ, LOCKS_ENV: str(folder)})
+    facts = read_facts(on_node.run(ARGV, stdin=script(Node(name="n"), brief=True)))
+    assert occupants(facts, (0, 3), "mine") == ()
+    found = occupants(facts, (0, 1, 2), "mine")
+    assert [o.id for o in found] == [f"lock {folder}/gpu-1", f"lock {folder}/gpu-2"]
+    assert [what_we_do(mode, found) for mode in ("wait", "skip", "share")] == ["skip", "skip", "share"]
+    for words in (f"{folder}/gpu-1 of {getpass.getuser()}, mode ", "GEMMFLEET_LOCKS", "--busy share"):
+        assert words in occupants_text(found)
+    reports: list[tuple[str, str]] = []
+    for mode in ("wait", "share"):
+        engine: Any = SimpleNamespace(list=list)
+        admission = NodeAdmission(on_node, engine, mode, script(Node(name="n"), brief=True), lambda _: (1,), "mine")
+        with pytest.raises(LeftOutError, match="gpu-1") if mode == "wait" else nullcontext():
+            admission(threading.Event(), lambda *said: reports.append(said))
+    assert [doing for doing, _ in reports] == ["skip", "share"]
+    admission.decide((closed_lock(f"{folder}/gpu-1 of bob (Is a directory)"),), lambda *said: reports.append(said))
+    assert len(reports) == 2, "a worker says it again"
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to("/none")
+    facts = read_facts(on_node.run(ARGV, stdin=script(Node(name="n"), brief=True)))
+    assert [o.id for o in occupants(facts, (3,), "mine")] == [f"lock {folder}"]
+
+
 def gpus(*ids: str) -> NodeFacts:
     values = {"end": "1", "machine": "x86_64", "cores": "8"}
     return NodeFacts(values, tuple(Gpu("amd", "gfx950", 256, id=i) for i in ids))
@@ -112,7 +150,7 @@ def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeyp
     """Nodes that say the same GPU are a stand-in for one host under two names; this machine counts as well. What a run
     keeps of its nodes is enough to refuse one that joins."""
     said = b"gpu.0.unique_id=0xa1\ngpu.0.gfx_target_version=90500\npython=3.11.2 x True\nend=1\n"
-    monkeypatch.setattr(node_check, "_check", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
+    monkeypatch.setattr(node_check, "_check", lambda node, runs, keys: check_node(node, Completed(0, said, b""), 0.0))
     inventory = load(tmp_path, "", "transport: local")
     reports = check_nodes(inventory.nodes.values())
     assert [r.state for r in reports] == ["ok", "unusable"]

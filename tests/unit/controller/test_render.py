@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import command
+from worker.protocol import Spec, SpecShape
 
 INVENTORY = """\
 defaults: {tuner: torch}
@@ -39,12 +42,15 @@ def slots(folder: Path) -> dict[str, str]:
 
 def test_every_node_that_can_be_known_is_rendered_without_a_question(there: Path) -> None:
     done = command("tune", "s.csv", "-i", "inv.yaml", "--render", "out", "--json")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (3, ""), "a node was left out"
     document = done.json()
     docker = ["container.sh", *FILES]
     leased = {"pool-1": FILES, "pods-1": FILES}
     assert document["nodes"] == {"here": FILES, "far": FILES, "dock": docker, **leased}
-    assert {n: sorted(p.name for p in (there / "out" / n).iterdir()) for n in document["nodes"]} == document["nodes"]
+    files = {n: sorted(p.name for p in (there / "out" / n).iterdir() if p.is_file()) for n in document["nodes"]}
+    assert files == document["nodes"]
+    for n in files:  # only a lease has a holder
+        assert ("hand_over" in (there / "out" / n / "launch.sh").read_text()) is (n in leased)
     assert "unknown: its GPUs are not known before it is asked: write their number, `gpus: 8`" in document["notes"]
     assert sorted(p.name for p in there.iterdir()) == ["inv.yaml", "out", "s.csv"]
     expected = {"here": {"0": ""}, "far": {"1": "1", "3": "3"}, "pods-1": {"0": "0", "1": "1"}}
@@ -52,9 +58,21 @@ def test_every_node_that_can_be_known_is_rendered_without_a_question(there: Path
     assert len(slots(there / "out" / "pool-1")) == 8
 
 
+def test_a_rendered_folder_runs_by_hand(there: Path) -> None:
+    done = command("tune", "s.csv", "-i", "inv.yaml", "--render", "out", "--limit", "here", "--tuner", "replay")
+    assert done.code == 0
+    folder = there / "out/here"
+    shapes = (SpecShape(1, {"M": 16, "N": 64, "K": 64}),)
+    spec = Spec("hand-1", "r", 0, group="g", family="a16w16", tuner="replay", shapes=shapes)
+    (folder / "group.json").write_bytes(spec.dumps())
+    env = {**os.environ, "PATH": os.defpath}
+    ran = subprocess.run(["sh", folder / "tune.sh", "group.json"], cwd=folder, env=env, capture_output=True, text=True)
+    assert (ran.returncode, "done: 1 of 1 shape tuned" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+
+
 def test_values_of_references_are_in_no_file(there: Path) -> None:
     command("tune", "s.csv", "-i", "inv.yaml", "--render", "out")
-    text = {p: p.read_text() for p in (there / "out").rglob("*.*")}
+    text = {p: p.read_text() for p in (there / "out").rglob("*.*") if p.is_file()}
     assert [p for p, words in text.items() if "secret-value" in words] == []
     assert "export PLAIN=1" in text[there / "out" / "here" / "tune.sh"]
     assert "x/${env:GF_SECRET}:1" in text[there / "out" / "dock" / "container.sh"]

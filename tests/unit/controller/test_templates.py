@@ -103,3 +103,12 @@ def test_an_undefined_name_and_a_control_character_are_refused(tmp_path: Path) -
         render(tmp_path / "t.j2", {})
     with pytest.raises(TemplateError, match="control character"):
         quote("a\x1b[2J")
+
+
+def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        TemplateError, match=r"^templates/missing\.sh\.j2: there is no such template; install gemmfleet"
+    ):
+        render("missing.sh.j2", {})
+    with pytest.raises(TemplateError, match=r"mine\.j2: No such file or directory"):
+        render(tmp_path / "mine.j2", {})

@@ -134,6 +134,14 @@ def test_an_error_names_the_way_out(said: str, hint: str) -> None:
     assert hint in str(engine_error("n1", DockerOptions(image="i:1"), said))
 
 
+def test_a_long_message_is_cut_between_words() -> None:
+    said = f"permission denied while trying to connect to {'x' * 570} dial unix: permission denied"
+    shown = str(engine_error("n1", DockerOptions(image="i:1"), said))
+    assert "(... " in shown
+    assert "( trying" not in shown
+    assert shown.endswith("dial unix: permission denied)")
+
+
 def test_a_pull_tells_how_it_goes() -> None:
     """A stand-in for the daemon: no image, then a pull, or one that is denied."""
     lines = [

@@ -13,9 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.controller.facts import NodeFacts
 from orchestrator.errors import EngineError, InputError
 from orchestrator.families import get_family
 from orchestrator.image.build import Recipe
+from orchestrator.image.fixes import aiter_lines
+from orchestrator.inventory.model import AiterSection, Node
+from tests.standins.aiter import make_tree
 
 
 def recipe(**kw: Any) -> Recipe:
@@ -122,3 +126,30 @@ def test_a_build_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "code").write_text("3")
     with pytest.raises(EngineError, match=r"(?s)the build failed .*build\.sh repeats it.*red warning"):
         image(*args)
+
+
+def test_the_fixes_that_a_node_needs_are_known_before_a_worker_starts(tmp_path: Path) -> None:
+    old, new = (make_tree(tmp_path / date, date).root for date in ("runbook", "newest"))
+    (new / "aiter/_version.py").write_text("__version__ = version = '0.1.14'\n")
+    (old / ".git").mkdir()
+    (old / ".git/HEAD").write_text("da29487171" + 30 * "0" + "\n")
+    nowhere = str(tmp_path / "nowhere")
+    nodes = {
+        "old": Node(name="old", gpus=0, gfx="gfx950", cu_num=256, aiter=AiterSection(root=str(old))),
+        "found": Node(name="found", gpus=0),
+        "package": Node(name="package", gpus=0, aiter=AiterSection(root=str(new / "aiter"))),
+        "none": Node(name="none", gpus=0, aiter=AiterSection(root=nowhere)),
+        "unasked": Node(name="unasked", engine="docker", image="i:1"),
+        "pool": Node(name="pool", lease="slurm"),
+    }
+    usable = {name: NodeFacts({"aiter_at": str(new)}) for name in nodes}
+    late = "AITER: known when the worker starts"
+    assert aiter_lines(nodes.values(), usable) == {
+        "old": f"AITER da29487171 in {old} needs asm_dir_symlink, tile_column_case, k_trim; applied to a copy",
+        "found": f"AITER 0.1.14 in {new} needs no fix",
+        "package": f"AITER 0.1.14 in {new / 'aiter'} needs no fix",
+        "none": f"{late} (no AITER is in {nowhere})",
+        "unasked": late,
+        "pool": late,
+    }
+    assert aiter_lines(nodes.values(), {}) == {}

@@ -293,6 +293,15 @@ def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest
         said = check(str(EXAMPLE.with_name(f"{example}.example.yaml")))
         assert words in said
         assert "this machine" not in said
+    # variables that are not set are named beside the other faults: of the file, or of what it names
+    (tmp_path / "unset.yaml").write_text("nodes:\n  a:\n    gpu: 1\n    host: ${env:NOT_SET}  # ${env:NO_WORD}\n")
+    (tmp_path / "key.yaml").write_text("nodes: {a: {transport: ssh, host: '${env:NOT_SET}', identity: /no/such/key}}\n")
+    for name, other in (("unset", r"unset\.yaml:3: .*gpu"), ("key", "no file '/no/such/key'")):
+        with pytest.raises(InventoryError) as e:
+            check("--env", str(tmp_path / f"{name}.yaml"))
+        assert len(e.value.faults) == 2
+        assert re.search(other, str(e.value))
+        assert "${env:NOT_SET}, and NOT_SET is not set here: export NOT_SET=..." in str(e.value)
     (tmp_path / "bad.yaml").write_text("nodes: {a: {gpu: 1, token: x}}")
     found = json.loads(CliRunner().invoke(app, ["inventory", "check", "--json", str(tmp_path / "bad.yaml")]).stdout)
     assert (found["ok"], len(found["faults"])) == (False, 2)

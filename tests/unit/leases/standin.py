@@ -63,5 +63,8 @@ class Scheduler:
     def leftovers(self, lease: Lease) -> bytes | None:
         return None
 
+    def forget(self) -> None:
+        """Leaves nothing."""
+
     def close(self) -> None:
         """Holds nothing."""

@@ -59,6 +59,16 @@ def source(login: Login, **request: object) -> SlurmSource:
     return SlurmSource("r1", pool, "~/out", lambda name: login)  # type: ignore[arg-type,return-value]
 
 
+def test_the_output_of_holders_is_removed_once_all_leases_have_ended(login: Login) -> None:
+    login.squeue("17|N/A|17|RUNNING|None|g2|1000|2000|0||0:0|1")
+    with pytest.raises(TransportError, match="job 17 has not ended, so its output stays"):
+        source(login).forget()
+    assert login.calls[-1][0] == "squeue"
+    login.squeue()
+    source(login).forget()
+    assert login.calls[-1] == ["rm", "-rf", "--"]
+
+
 WHOLE = ("--exclusive", "--mem=0")
 
 
@@ -122,6 +132,12 @@ def test_a_check_leaves_nothing_where_sbatch_runs(tmp_path: Path, monkeypatch: p
     inventory = load_inventory(tmp_path / "inv.yaml")
     assert [f.what for r in check_pools(inventory, "check") for f in r.findings] == ["fine"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["inv.yaml", "sbatch", "sinfo"]
+    late = "sbatch: Job 7 to start at 2099-01-01T00:00:00 using 8 processors on nodes g1 in partition gpu"
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\ncat >/dev/null; echo '{late}'\n")
+    (report,) = check_pools(inventory, "check")
+    assert report.state == "warning"
+    assert report.usable
+    assert "to start at 2099" in report.problems()[0]
     pools_of(inventory, "r1")[0].source.ask(1)
     assert (tmp_path / ".gemmfleet/leases/r1/here").exists(), "a run has its folder"
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.app import app
 from orchestrator.controller.drive import warn_without_wal
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import database
@@ -16,6 +19,7 @@ from orchestrator.ledger.database import VERSION
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
 from tests.support.ledger_kit import BadNotes, Run
+from tests.support.report_kit import simulated_run
 
 
 def test_a_ledger_is_created_once_and_opened_again(tmp_path: Path) -> None:
@@ -66,7 +70,9 @@ def of_version(path: Path, version: int) -> None:
         (lambda path: path.write_bytes(b"M,N,K\n1,2,3\n" * 400), "damaged, or not a ledger at all.*dump if that fails"),
         (Path.touch, "not a ledger of gemmfleet"),
         (lambda path: sql(path, "CREATE TABLE mine (x)"), "not a ledger of gemmfleet"),
-        (lambda path: of_version(path, VERSION - 1), f"0.2 or older .*version {VERSION - 1}.*use gemmfleet 0.2"),
+        (lambda path: of_version(path, 5), "0.2 or older .*version 5.*use gemmfleet 0.2"),
+        (lambda path: of_version(path, 6), "a development version before 0.3 .*version 6.*use the commit that"),
+        (lambda path: of_version(path, VERSION - 1), f"a development version before 0.3 .*version {VERSION - 1}"),
         (lambda path: of_version(path, 99), "newer gemmfleet .*version 99.*use that version"),
     ],
 )
@@ -76,6 +82,65 @@ def test_what_is_no_ledger_of_ours_is_refused(
     make(tmp_path / "ledger.db")
     with pytest.raises(LedgerError, match=why):
         open_(tmp_path / "ledger.db")
+
+
+def _first(table: str, column: str) -> str:
+    return f"UPDATE {table} SET {column}=? WHERE rowid=(SELECT min(rowid) FROM {table})"
+
+
+@pytest.mark.parametrize(
+    ("edit", "value", "names"),
+    [
+        ("UPDATE meta SET value=? WHERE key='family'", "x{", "value `family`"),
+        ("UPDATE meta SET value=? WHERE key='ended'", "9" * 100_000, "value `ended`"),
+        ("UPDATE meta SET value=? WHERE key='ended'", '"soon"', "value `ended`"),
+        ("INSERT OR REPLACE INTO meta VALUES ('cost', ?)", "[1]", "value `cost`"),
+        (_first("shapes", "key"), "zz", "key of shape 1"),
+        (_first("shapes", "key"), "[1]", "key of shape 1"),
+        ("UPDATE shapes SET id=? WHERE id=1", 77, "shape 1 of the journal has no key"),
+        ("UPDATE journal SET data=? WHERE type='AttemptEnded'", "x", "journal record"),
+        ("UPDATE journal SET data=? WHERE type='AttemptEnded'", "[]", "journal record"),
+        ("UPDATE journal SET type=? WHERE type='AttemptEnded'", "Nonsense", "(Nonsense)"),
+        ("UPDATE journal SET data=json_set(data, '$.nope', ?)", 1, "nope"),
+        ("UPDATE journal SET data=json_set(data, '$.outcome', ?) WHERE type='AttemptEnded'", "no", "(AttemptEnded)"),
+        ("UPDATE journal SET data=json_set(data, '$.node', ?) WHERE type='Send'", 5, "(Send)"),
+        ("UPDATE journal SET data=json_set(data, '$.seconds', ?) WHERE type='AttemptEnded'", "no", "seconds"),
+        ("UPDATE rows SET extra=?", "x", "`extra` of rows"),
+        ("UPDATE rows SET shape=?", 77, "is of no shape"),
+        ("UPDATE slots SET device=?", "[1]", "`device` of slots n1/0"),
+        (
+            "INSERT OR REPLACE INTO reports (attempt, spent) VALUES ('g0001-1', ?)",
+            '{"tune": "x"}',
+            "`spent` of reports g0001-1",
+        ),
+        (
+            "INSERT OR REPLACE INTO reports (attempt, conditions) VALUES ('g0001-1', ?)",
+            "[3]",
+            "`conditions` of reports g0001-1",
+        ),
+    ],
+)
+def test_a_damaged_value_is_one_error_that_names_it(tmp_path: Path, edit: str, value: object, names: str) -> None:
+    (runs := tmp_path / "runs").mkdir()
+    paths = simulated_run(runs, 12)
+    with contextlib.closing(sqlite3.connect(paths.ledger)) as conn:
+        for table, verb in itertools.product(("rows", "journal"), ("DELETE", "UPDATE")):
+            conn.execute(f"DROP TRIGGER {table}_no_{verb}")
+        conn.execute(edit, (value,))
+        conn.commit()
+    commands = (["explain"], ["report"], ["status", "--json"])
+    errors = [CliRunner().invoke(app, [*words, paths.run, "--runs", str(runs)]).exception for words in commands]
+    said = [str(e) for e in errors if isinstance(e, LedgerError)]
+    assert said
+    assert [e for e in errors if not isinstance(e, (LedgerError, SystemExit, type(None)))] == []
+    assert names in said[0]
+    assert f"{paths.ledger}: is damaged: " in said[0]
+
+
+def test_an_error_that_no_value_is_to_blame_for_stays_as_it_is(tmp_path: Path) -> None:
+    paths = simulated_run(tmp_path, 4)
+    with pytest.raises(KeyError), LedgerReader.open_readonly(paths.ledger):
+        raise KeyError("ours")
 
 
 def test_reading_at_rest_leaves_nothing_behind_and_still_sees_what_a_dead_controller_wrote(tmp_path: Path) -> None:

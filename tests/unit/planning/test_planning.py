@@ -165,6 +165,26 @@ def test_a_plan_is_printed_without_a_node_that_can_be_used(tmp_path: Path, monke
     assert not Path("runs").exists()
 
 
+def test_a_plan_with_a_table_names_what_is_skipped_and_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.csv").write_text("M,N,K\n" + "".join(f"{m},640,7168\n" for m in range(1, 26)))
+    Path("inv.yaml").write_text("nodes: {n1: {gpus: 0, gfx: gfx950, cu_num: 256}}\n")
+    header = ",".join(FP4.tuned_header)
+    row = dict.fromkeys(FP4.tuned_header, "0") | {"gfx": "gfx950", "cu_num": "256", "N": "640", "K": "7168", "us": "5"}
+    lines = (",".join((row | {"M": str(m), "kernelName": "f4gemm_x"}).values()) for m in (7, 8, 99))
+    Path("db.csv").write_text("\n".join((header, *lines)) + "\n")
+    plan = ("tune", "s.csv", "-i", "inv.yaml", "--family", FP4.name, "--tuner", "aiter", "--plan", "-O", "root=/x")
+    shown, document = command(*plan, "--db", "db.csv"), command(*plan, "--db", "db.csv", "--json").json()
+    new = [f"{m}x640x7168" for m in range(1, 26) if m not in (7, 8)]
+    assert "skipped: 7x640x7168, 8x640x7168\n" in shown.out
+    assert f"new: {', '.join(new[:20])} and 3 more\n" in shown.out
+    assert document["skipped_shapes"] == {"count": 2, "names": ["7x640x7168", "8x640x7168"]}
+    assert document["new_shapes"] == {"count": 23, "names": new[:20]}
+    assert "new_shapes" not in command(*plan, "--json").json()
+
+
 def test_the_slots_of_leases_are_not_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s.csv").write_text("M,N,K\n16,64,64\n")

@@ -160,6 +160,16 @@ def test_it_is_not_sent_to_a_used_lease_while_a_fresh_one_may_come() -> None:
     assert rig.where(1) == "l9"
 
 
+def test_a_host_that_only_ended_leases_used_is_judged_by_the_last_of_them() -> None:
+    rig = Rig()
+    for lease, gpu, good in (("a", "3", False), ("b", "5", True), ("c", "3", False)):
+        rig.do(ev.NodeExpected(lease, ("0",), "h1", (gpu,), "job", "pool"))
+        rig.do(ev.NodeJoined(lease, ("0",)))
+        rig.canary(lease, ok=good)
+        rig.ended(lease)
+        assert rig.policy.quarantined_hosts(rig.now) == ([] if good else ["h1"])
+
+
 def test_the_gpu_keeps_its_evidence_and_quarantine_from_lease_to_lease() -> None:
     rig = leases("h1", "h2")
     rig.canary("a", ok=False)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+
+import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import Policy
 from orchestrator.policy.apply import apply
 from orchestrator.policy.policy import decide, why
+from orchestrator.reasons import Reason
 from tests.simulator.simulator import Simulator
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
 from tests.support.policy_rig import Rig, digest
@@ -38,11 +42,30 @@ def test_a_journal_cut_before_the_decisions_is_caught_up_with() -> None:
     assert digest(fresh) == digest(rig.policy)
 
 
+@dataclass(frozen=True, slots=True)
+class Doubted(ev.Event):
+    """A record whose reason has another name, beside a text that is called as another record's reason."""
+
+    cause: Reason
+    earlier: Reason | None = None
+    outcome: str = ""
+
+
+def test_a_reason_comes_back_as_a_reason_whatever_its_field_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ev.RECORD_TYPES, "Doubted", Doubted)
+    back = ev.from_json("Doubted", '{"cause":"hang","earlier":"oom","outcome":"as the node said"}')
+    assert back == Doubted(Reason.HANG, Reason.OOM, "as the node said")
+    assert isinstance(back, Doubted)
+    assert isinstance(back.cause, Reason)
+
+
 def test_why_is_one_sentence_at_every_turn() -> None:
     seen = set()
 
     def ask(sim: Simulator) -> None:
         for what in list(sim.policy.state.shapes)[:3]:
+            if sim.policy.state.shapes[what].state != "pending":
+                continue
             text = why(sim.policy.state, what)
             assert text
             assert "\n" not in text

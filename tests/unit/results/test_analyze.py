@@ -215,6 +215,19 @@ def test_json_is_one_document(folder: Path) -> None:
     assert pairs["aiter-gluon", "aiter-triton"]["mean"] == 0.8  # Gluon over Triton, as the guide has it
 
 
+def test_all_pairs_of_eight_backends_are_shown_though_shapes_are_few(tmp_path: Path) -> None:
+    names = "abcdefgh"
+    header = ",".join(("M,N,K", *(f"{name}_us" for name in names)))
+    path = write(tmp_path / "bench.csv", header, ["64,512,1024," + ",".join(str(n + 1.0) for n in range(8))])
+    shown = run(path)
+    pairs = [f"{a} over {b}" for i, a in enumerate(names) for b in names[i + 1 :]]
+    assert len(pairs) == 28
+    assert [
+        pair for pair in pairs if pair not in shown and " over ".join(reversed(pair.split(" over "))) not in shown
+    ] == []
+    assert "more pair" not in shown
+
+
 def test_a_person_reads_the_same_as_text_and_as_markdown(folder: Path) -> None:
     assert "faster than any valid row on 64x512x1024" in run(folder)
     write(folder / "fp4_profile_b.csv", "gfx," + A4W4, ["a|b<i>," + a4w4(1.0, shape="2,512,1024")])

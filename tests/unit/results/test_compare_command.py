@@ -95,6 +95,7 @@ def test_the_rule_alone_judges_what_has_no_repeats(tmp_path: Path) -> None:
     assert set(verdicts(golden, tot).values()) == {"unstable"}
     code, out, _ = compare(golden, tot)
     assert (code, "No row has repeats" in out) == (4, True)
+    assert "--rule-only judges by the rule alone, but it knows no noise and accuses most unchanged tables" in out
     assert verdicts(golden, tot, "--rule-only") == {"16": "ok", "64": "regression", "128": "ok", "256": "improved"}
     code, out, _ = compare(golden, tot, "--rule-only")
     assert (code, "Judged by the rule alone" in out) == (1, True)
@@ -175,6 +176,53 @@ def test_rows_for_a_second_look(golden: Path, tmp_path: Path) -> None:
     assert compare(golden, tot, "--markdown", "-")[1].startswith("### Not all could be judged")
 
 
+@pytest.mark.parametrize(
+    ("header", "rows", "apart", "option"),
+    [
+        ("kernel,M,N,K,us,run,Bandwidth (GB/s)", ("k,1,8,16,15.{},{},10{}", "k,1,8,16,17.{},{},9{}"),
+         "'Bandwidth (GB/s)'", "Bandwidth (GB/s)"),
+        ("kernelName,M,N,K,us,run", ("_gemm_BLOCK_16,1,8,16,15.{},{}", "_gemm_BLOCK_32,1,8,16,17.{},{}"),
+         "'kernel'", "kernel"),
+    ],
+)  # fmt: skip
+def test_a_column_that_keeps_the_sides_apart_is_named(
+    header: str, rows: tuple[str, str], apart: str, option: str, tmp_path: Path
+) -> None:
+    for name, row in zip(("golden.csv", "tot.csv"), rows, strict=True):
+        lines = [row.format(repeat, repeat, repeat) for repeat in range(3)]
+        (tmp_path / name).write_text("\n".join([header, *lines]) + "\n")
+    with pytest.raises(InputError, match=r"no kernel and shape in common: column .* keeps their rows apart") as e:
+        compare(tmp_path / "golden.csv", tmp_path / "tot.csv")
+    assert apart in str(e.value)
+    assert compare(tmp_path / "golden.csv", tmp_path / "tot.csv", "--ignore-column", option)[0] == 1
+
+
+STATS = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"'
+TRACE = '"Kind","Dispatch_Id","Kernel_Name","Start_Timestamp","End_Timestamp","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"'
+
+
+def test_the_files_of_rocprofv3_are_read(tmp_path: Path) -> None:
+    sides = [tmp_path / name for name in ("golden_kernel_stats.csv", "tot_kernel_stats.csv")]
+    for path, ns in zip(sides, (5673, 7891), strict=True):
+        path.write_text(f'{STATS}\n"_gemm.kd",84,476600,{ns},65.22,5400,6100,102.1\n')
+    code, out, _ = compare(*sides)
+    assert (code, "No row has repeats" in out) == (4, True)
+    assert "rocprofv3 --kernel-trace" in out
+    assert "gemmfleet bench" not in out, "a profile names no shapes that could be measured again"
+    (row,) = document(*sides, "--rule-only")["rows"]
+    assert (row["key"], row["golden_us"], row["verdict"]) == ({"kernel": "_gemm.kd"}, 5.673, "regression")
+
+    sides = [tmp_path / name for name in ("golden_kernel_trace.csv", "tot_kernel_trace.csv")]
+    for path, ns in zip(sides, (8000, 9000), strict=True):
+        times = [ns * 10, *(ns + i % 7 for i in range(120))]  # the first one warms up
+        lines = [f'"KERNEL_DISPATCH",{i},"_gemm.kd",{i * 10**6},{i * 10**6 + t},256,1,1' for i, t in enumerate(times)]
+        path.write_text("\n".join([TRACE, '"MEMORY_COPY",0,"x",1,2,0,0,0', *lines]) + "\n")
+    (row,) = document(*sides)["rows"]
+    assert row["key"] == {"kernel": "_gemm.kd", "Grid_Size_X": "256", "Grid_Size_Y": "1", "Grid_Size_Z": "1"}
+    assert (row["verdict"], row["golden_repeats"]) == ("regression", "100/100")
+    assert row["golden_us"] == pytest.approx(8.0, rel=0.001)
+
+
 # fmt: off
 BAD = [
     ("\n\n", r"bad\.csv:1: is empty"),
@@ -184,6 +232,8 @@ BAD = [
     (HEADER + "\nk,1,2,3,4,fast,1\n", r"bad\.csv:2:us: 'fast' is not a time"),
     (HEADER + "\nk,1,2,3,4,5,1\nk,1,2,3,4,6,1\n", r"bad\.csv:3: this run of its kernel and shape is in line 2"),
     (HEADER + "\nk\xff,1,2,3,4,5,1\n", r"bad\.csv:2: holds bytes that are not UTF-8"),
+    (STATS + '\n"k",84,476600,fast,1,2,3,4\n', r"bad\.csv:2: is not a row of rocprofv3: .*'fast'"),
+    (STATS + '\n"k",84\n', r"bad\.csv:2: has 2 cells, the header 8"),
     (HEADER + ",colour\nk,1,2,3,4,5,1,red\n", r"bad\.csv:1: the columns of its shape differ .* by 'colour'"),
     ("kernel,M,us\n" + "k,1,5\n" * 101, r"bad\.csv:102: more than 100 repeats"),
     ("gfx," + HEADER + "\ngfx950,k,1,2,3,4,5,1\ngfx942,k,1,2,3,4,5,2\n", r"bad\.csv: holds rows of several chips"),

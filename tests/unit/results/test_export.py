@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.export import RunFacts, candidates, export, provenance, winners
-from orchestrator.results.recheck import gains
 from orchestrator.tables.kinds import read_records
 from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import merge
+from orchestrator.tables.policy import Time, decide, spread_of_noisy
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from worker.protocol import FIELDS, record
 
@@ -101,22 +102,52 @@ def test_a_merge_takes_the_same_from_the_ledger_as_from_the_files(run: Run, tmp_
     assert (records[0][0]["attempt"], records[0][0]["spread"], records[0][0]["tried"]) == ("g0001-1", 0.01, 2)
 
 
-def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+KEPT = '{"values": null}'
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "config", "spread"),
+    [
+        ((10.0, 0.01), (10.9, 0.01), None, 0.0),  # a clock may do that
+        ((10.0, 0.01), (44.0, 0.02), None, pytest.approx(1 - 1 / 1.02)),
+        ((44.0, 0.01), (10.0, 0.01), None, pytest.approx(1 - 10 / 44.44)),  # the upper bound is of the first time
+        ((10.0, 0.40), (14.0, 0.01), None, 0.0),  # the spread explains it
+        ((10.0, 0.01), (44.0, 0.02), KEPT, 0.0),
+        ((10.0, 0.01), (44.0, 0.02), "bench", 0.0),
+        ((10.0, 0.01), (44.0, 0.02), "no JSON", pytest.approx(1 - 1 / 1.02)),
+    ],
+)
+def test_a_winner_is_noisy_if_its_last_time_differs_from_its_first(
+    tmp_path: Path, first: tuple[float, float], last: tuple[float, float], config: str | None, spread: float
 ) -> None:
-    with Run(tmp_path, groups=((1, 2, 3),)) as run:
+    with Run(tmp_path, groups=((1,), (2,))) as run:
         run.send("g0001-1")
-        run.says(started("g0001-1"), row("shape_tuned", "g0001-1", 3))  # alone, it has no gain to show
-        for shape, again in ((1, 44.0), (2, 10.0)):
-            rows = [row("row", "g0001-1", shape, us=us, kernelName=f"k{us}") for us in (10.0, 12.0)]
-            run.says(*rows, row("shape_tuned", "g0001-1", shape, us=again))
-        times = gains(run.ledger, [1, 2, 3])
-        assert times == {1: pytest.approx(0.25), 2: pytest.approx(1.1)}
-        add_winners(page := Page(), list(run.ledger.winners()), times)
-    page.print()
-    _, first, second, _, note = capsys.readouterr().out.splitlines()
-    assert (first.split()[-2:], second.split()[-1]) == (["0.25x", "noisy"], "1.10x")
-    assert note.startswith("! 1 winner is noisy, not to be trusted: measured again, slower than the median candidate")
+        more = {"run": 0} if config == "bench" else {"triton_config": config}
+        before, after = ({"us": us, "spread": s, **more} for us, s in (first, last))
+        events = run.says(
+            started("g0001-1"),
+            row("row", "g0001-1", 1, us=1.0, kernelName="other"),
+            row("row", "g0001-1", 1, **before),
+            row("shape_tuned", "g0001-1", 1, **after),
+        )
+        assert run.ledger.noise("g0001-1", 1) == spread
+        (event,) = [e for e in events if isinstance(e, ev.ShapeTuned)]
+        assert (event.noisy, event.complete) == (spread != 0.0, True)
+        if event.noisy:
+            run.journal(ev.SettleShape(1, "g0001-1", True, ""))
+        (shown,) = [r["spread"] for r in candidates(run.ledger) if r["winner"]]
+        assert [shown] == [r["spread"] for r in winners(run.ledger)] == [spread if event.noisy else last[1]]
+        add_winners(page := Page(), run.ledger.winners(), {}, run.ledger.noisy())
+    notes = ["noisy"] * event.noisy + ["keeps today's entry"] * (config == KEPT)
+    assert re.findall("noisy|keeps today's entry", page.markdown()) == notes
+
+
+@pytest.mark.parametrize(("old", "action"), [(None, "added"), (44.5, "replaced"), (44.4, "kept"), (11.0, "kept")])
+def test_a_noisy_winner_is_merged_only_if_its_upper_bound_beats_the_table(old: float | None, action: str) -> None:
+    first, last = Time(44.0, 0.01), Time(10.0, 0.01)
+    noisy = Time(last.us, spread_of_noisy(first, last))
+    found, *_ = decide(Time(old) if old else None, noisy, is_key=old is not None, rival=None, policy="noise")
+    assert found == action
 
 
 def test_runs_are_found_by_id_beginning_or_age(tmp_path: Path) -> None:
@@ -127,6 +158,15 @@ def test_runs_are_found_by_id_beginning_or_age(tmp_path: Path) -> None:
         paths.root.mkdir()
         paths.config.write_text("run: x\n")
         os.utime(paths.config, (i, i))
+    counts = {"total": 2, "skipped": 2}  # the table had every shape
+    (tmp_path / "b-1" / "provenance.json").write_text(json.dumps({"counts": counts}))
+    assert find_run(tmp_path, None).run == "a-3"
+    (tmp_path / "a-3" / "provenance.json").write_text(json.dumps({"counts": counts}))
+    assert find_run(tmp_path, None).run == "a-2"
+    (tmp_path / "a-2" / "provenance.json").write_text(json.dumps({"counts": counts}))
+    assert find_run(tmp_path, None).run == "a-3", "all skipped all"
+    for name in ("b-1", "a-2", "a-3"):
+        (tmp_path / name / "provenance.json").unlink()
     (tmp_path / "no-run").mkdir()
     assert [r.run for r in list_runs(tmp_path)] == ["b-1", "a-2", "a-3"]
     assert [find_run(tmp_path, name).run for name in (None, "b", "a-2")] == ["a-3", "b-1", "a-2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from orchestrator.results import selftest
 from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, Step, Trial, scrubber, tried
 from tests.standins.aiter import make_tree
+from tests.support.command import command
 from worker.aiter_tree.locate import NotATreeError, pick, tree_at
 
 
@@ -37,6 +39,22 @@ def test_a_check_that_breaks_does_not_end_the_others(tmp_path: Path, monkeypatch
     monkeypatch.setattr(selftest, "CHECKS", checks)
     rows = [(row["outcome"], row["detail"]) for row in tried(trial(tmp_path))]
     assert rows == [(HELD, "x"), (NOT_TRIED, "KeyError: 'us'"), (NOT_HELD, "y")]
+
+
+def test_ctrl_c_means_what_it_meant_before_however_the_command_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(t: Trial) -> tuple[bool, str]:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(selftest, "CHECKS", ((1, "a", ended),))
+    words = ("selftest", "-i", str(trial(tmp_path).inventory), "-o", str(tmp_path / "b.tar.gz"))
+    try:
+        command(*words, "--runs", str(tmp_path / "runs"))
+        assert signal.getsignal(signal.SIGINT) == before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Recorded(Trial):

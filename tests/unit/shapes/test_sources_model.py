@@ -130,6 +130,7 @@ def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
         ({"num_attention_heads": 33}, "not a multiple of the number of attention heads (33)"),
         ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
         ("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
+        ("9" * 100_000, "is no JSON"),
     ],
     ids=range(7),
 )  # fmt: skip

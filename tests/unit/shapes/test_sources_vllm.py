@@ -230,3 +230,6 @@ def test_one_family_and_what_the_command_refuses(tmp_path: Path) -> None:
     assert "name one with --family" in str(command("--engine", "vllm", "--tp", "4").exception)
     assert "no shape of family fmoe" in str(command("--engine", "vllm", "--tp", "8", "--family", "fmoe").exception)
     assert "--m" in str(command("--family", "a8w8_blockscale").exception)
+    layers = command("--engine", "vllm", "--tp", "8", "--layers", "qkv")
+    assert "--layers: not with --engine" in str(layers.exception)
+    assert layers.stdout == ""

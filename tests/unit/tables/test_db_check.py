@@ -83,7 +83,7 @@ def test_cells_that_aiter_evaluates_are_held_to_a_list(tmp_path: Path) -> None:
     )]  # fmt: skip
     path = table(tmp_path, *rows, name=family.tuned_csv, header=",".join(family.tuned_header))
     assert found(path) == [("eval", "error"), ("spelling", "warning")]
-    assert "a8w8_tuned_gemm.csv:4: q_dtype_w is" in cli("check", path).stdout
+    assert "a8w8_tuned_gemm.csv:4: eval: q_dtype_w is" in cli("check", path).stdout
 
 
 def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path: Path) -> None:

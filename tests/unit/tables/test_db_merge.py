@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,8 @@ from orchestrator.tables.journal import undo
 from orchestrator.tables.kinds import read_records, records_path
 from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import MergeReport, merge
-from orchestrator.tables.policy import Newcomer, Policy, Time, decide
+from orchestrator.tables.policy import MergeRow, Newcomer, Policy, Time, decide
+from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
 from tests.unit.tables.test_tuned_db import HEADER, line, new, table
@@ -224,6 +230,63 @@ def test_merges_are_undone_one_after_another_byte_for_byte(tmp_path: Path) -> No
     assert not list(tmp_path.glob("*.bak"))
 
 
+def test_the_number_of_a_kept_state_counts_and_not_the_clock_in_its_name(tmp_path: Path) -> None:
+    db = table(tmp_path, line(1, "100.0"))
+    for name, us in (("20990101T000000Z", "102.0"), ("20990101T000000Z-2", "101.0"), ("20260101T000000Z", "103.0")):
+        csv(tmp_path / f"db.csv.{name}.bak", line(1, us))  # as 0.3 kept them
+    states = [state(db)[0]]
+    for figure, clock in ((50.0, "20980101T000000Z"), (25.0, "20260101T000000Z")):
+        kept = Path(merge([new(1, figure)], db, A8W8).backup or "")
+        _, number, _ = kept.name.removeprefix(db.name).split(".", 2)
+        kept.rename(kept.with_name(f"{db.name}.{number}.{clock}.bak"))
+        states.append(state(db)[0])
+    undone = [(undo(db), db.read_bytes())[1] for _ in range(5)]
+    assert undone[:2] == states[1::-1]
+    assert [text.splitlines()[1].decode() for text in undone[2:]] == [line(1, us) for us in ("101.0", "102.0", "103.0")]
+
+
+@pytest.mark.parametrize("had_records", [False, True])
+@pytest.mark.parametrize("fatal", ["rename 1", "rename 2", "link 1"])
+def test_the_next_command_takes_back_a_merge_that_was_killed(tmp_path: Path, had_records: bool, fatal: str) -> None:
+    db = table(tmp_path, line(1, "100.0"))
+    if had_records:
+        merge([new(1, 90.0)], db, A8W8, facts=of("sha256:a"))
+    old, names = state(db), {p.name for p in tmp_path.iterdir()} | {".db.csv.lock"}
+    call, number = fatal.split()
+    killed = f"""
+import os, signal, sys
+from pathlib import Path
+from orchestrator.tables.merge import merge
+from tests.unit.tables.test_db_merge import A8W8, new, of
+calls, real = [], os.{call}
+def dies(*args, **more):
+    calls.append(args)
+    if len(calls) == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **more)
+os.{call} = dies
+merge([new(1, 50.0)], Path(sys.argv[1]), A8W8, facts=of("sha256:a"))
+"""
+    done = subprocess.run([sys.executable, "-c", killed, db], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert db.read_bytes() == old[0]
+    merge([new(1, 200.0)], db, A8W8, facts=of("sha256:a"))  # it is slower: nothing is written
+    assert (state(db), {p.name for p in tmp_path.iterdir()}) == (old, names)
+
+
+def test_a_file_that_a_living_process_writes_stays(tmp_path: Path) -> None:
+    db = table(tmp_path, line(1, "100.0"))
+    living, foreign = tmp_path / f".db.csv.{os.getppid()}.tmp", tmp_path / ".db.csv.x.tmp"
+    dead = [tmp_path / f".db.csv.{pid}.tmp" for pid in (2**22 + 1, 10**30)]
+    locked_elsewhere = tmp_path / f".db.csv.{2**22 + 2}.tmp"
+    for path in (living, foreign, locked_elsewhere, *dead):
+        path.touch()
+    with locked_elsewhere.open() as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        merge([new(1, 50.0)], db, A8W8)
+    assert set(tmp_path.glob(".*.tmp")) == {living, foreign, locked_elsewhere}
+
+
 @pytest.mark.parametrize("step", range(1, 8))
 def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
@@ -268,3 +331,11 @@ def test_a_table_of_another_family_and_a_folder_that_is_no_run_are_refused(tmp_p
     done = cli("merge", csv(tmp_path / "a8w8_blockscale_tuned_gemm.csv", line(1, "5.0")), "--into", db)
     assert "tables of several families do not merge" in str(done.exception)
     assert "holds no tuned.csv" in str(cli("merge", tmp_path, "--into", db).exception)
+
+
+def test_a_line_of_a_merge_has_the_two_times_that_its_reason_compares() -> None:
+    why = "slower by 60.0% in the same profile"
+    row = MergeRow("kept", {}, 13951.1, 18389.1, "old", "new", why, "same profile", 11493.2)
+    assert row.times == "11493.2 us -> 18389.1 us"
+    assert replace(row, judged="old figure").times == "13951.1 us -> 18389.1 us"
+    assert MergeRow("added", {}, None, 2.5, "", "new", "", "new key").times == "2.5 us"

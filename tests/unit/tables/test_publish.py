@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,8 @@ from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, provenance
-from orchestrator.tables.checkout import run_verify
+from orchestrator.tables.checkout import Checkout, run_verify
+from tests.paths import ROOT
 from tests.support import config_tree
 from tests.support.aiterbuild import (
     A4W4,
@@ -151,6 +156,47 @@ def test_new_rows_get_files_of_the_model_and_a_faster_row_is_edited_where_it_is(
     assert [x for x in git(aiter, "log", "--format=%an|%s|%b", f"main..{BRANCH}").split("\n") if x] == [
         f"{subject}: rows that other files own|Published-by: gemmfleet", f"{subject}|Published-by: gemmfleet",
     ]  # fmt: skip
+
+
+def test_each_branch_has_a_text_of_its_own(tmp_path: Path, aiter: Path) -> None:
+    mine = table(tmp_path, *ROWS)
+    texts = {name: published(mine, "--onto", aiter, *words)["text"] for name, words in BRANCHES.items()}
+    assert texts == {
+        "llama": str(tmp_path / f"{mine.stem}.publish" / f"llama-{A4W4.name}" / "pull-request.md"),
+        "other": str(tmp_path / f"{mine.stem}.publish" / "fix-x" / "pull-request.md"),
+    }
+
+
+BRANCHES: dict[str, tuple[str, ...]] = {"llama": (), "other": ("--branch", "fix/x")}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from orchestrator.tables.checkout import Checkout
+with Checkout(Path(sys.argv[1])).worktree("HEAD"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_worktrees_of_killed_processes_are_removed_and_others_stay(
+    tmp_path: Path, aiter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    here = Checkout(aiter)
+    for is_folder_gone in (False, True):
+        subprocess.run([sys.executable, "-c", KILLED, aiter], cwd=ROOT, env={**os.environ, "TMPDIR": str(scratch)})
+        (left,) = scratch.iterdir()
+        if is_folder_gone:
+            shutil.rmtree(left)  # as after a reboot
+        with here.worktree("HEAD") as living:
+            with here.worktree("HEAD"):
+                assert here.git("worktree", "list", "--porcelain").count("worktree ") == 3
+            assert living.is_dir()
+            assert not left.exists()
+    assert here.git("worktree", "list", "--porcelain").count("worktree ") == 1
+    assert [*scratch.iterdir()] == []
 
 
 def test_rows_that_must_not_be_served_are_refused_by_name(tmp_path: Path, aiter: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import os
 import random
+import re
 import stat
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,10 @@ def test_the_old_file_is_kept_under_a_name_of_its_own(tmp_path: Path, linked: bo
     [
         (new(1, 0), "its us is 0"),
         (new(1, 5.0, errRatio=0.06), "its errRatio is 0.06, the limit 0.05"),
+        (new(1, 5.0, "=cmd"), "its kernelName is a formula to a spreadsheet: '=cmd'"),
+        (new(1, 5.0, libtype="@SUM(A1)"), "its libtype is a formula to a spreadsheet: '@SUM(A1)'"),
+        (new(1, 5.0, "k\x1b[2J"), "its kernelName holds control characters: 'k\\x1b[2J'"),
+        (new(1, 5.0, "k\u202e"), "its kernelName holds control characters: 'k\\u202e'"),
         (new(1, 5.0, K="many"), "K is 'many', not a whole number"),
         (new(1, 5.0, gfx="", cu_num=7), "it names no gfx, and none follows from cu_num 7"),
     ],
@@ -189,6 +196,53 @@ def test_two_merges_at_once_take_turns_and_one_that_waits_too_long_says_so(tmp_p
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TunedDBError, match="another merge is writing"):
             merge([new(1, 5.0)], path, A8W8, lock_wait_s=0.05)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize(
+    ("mode", "fault"), [(None, ""), (0o666, ""), (0o644, ""), (0o600, "its owner (uid 0) can run: chmod 666 ")]
+)
+def test_two_users_take_turns_in_a_shared_folder(mode: int | None, fault: str) -> None:
+    """The first user's umask and his mode of the lock file do not shut the second one out, or a message says how."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, was = Path(name), os.umask(0o077)
+        try:
+            folder.chmod(0o1777)
+            path = folder / "db.csv"
+            merge([new(1, 5.0)], path, A8W8)
+            path.chmod(0o644)
+            folder.chmod(0o777)
+            lock = folder / ".db.csv.lock"
+            if mode is not None:
+                lock.chmod(mode)
+            os.seteuid(65534)
+            if fault:
+                with pytest.raises(TunedDBError, match=re.escape(f"{lock}: this lock file cannot be used")) as refused:
+                    merge([new(2, 5.0)], path, A8W8)
+                assert fault + str(lock) in str(refused.value)
+            else:
+                assert merge([new(2, 5.0)], path, A8W8).count("added") == 1
+        finally:
+            os.seteuid(0)
+            os.umask(was)
+
+
+def test_a_lock_file_of_0_3_is_opened_for_all_and_what_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    path, lock = table(tmp_path, line(1, "100.0")), tmp_path / ".db.csv.lock"
+    lock.touch(0o644)
+    merge([new(1, 50.0)], path, A8W8)
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+    makers: dict[str, Callable[[], None]] = {
+        "symbolic link": lambda: lock.symlink_to(tmp_path / "elsewhere"),
+        "not a regular file": lambda: os.mkfifo(lock),
+        "Is a directory": lock.mkdir,
+    }
+    for fault, make in makers.items():
+        (lock.rmdir if lock.is_dir() else lock.unlink)()
+        make()
+        with pytest.raises(TunedDBError, match=f"{re.escape(str(lock))}: .*{fault}"):
+            merge([new(1, 5.0)], path, A8W8)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 # `sort_keys` of AITER's tuners at e4048607a5 (base_tuner.py:1565, opus_bmm_mxscale_tune.py:280)

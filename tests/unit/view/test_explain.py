@@ -63,7 +63,9 @@ def reproduction(paths: RunPaths) -> str:
 
 
 def test_nothing_went_wrong_and_an_unknown_name(paths: RunPaths) -> None:
-    assert explain(paths, None).lines()[0].startswith("Nothing has failed.")
+    (line,) = explain(paths, None).lines()
+    assert line.startswith("Nothing has failed.")
+    assert line.endswith(f" explain {paths.run} NAME --runs {paths.root.parent}"), "it names this run"
     with pytest.raises(InputError, match=r"no group, shape or node 'nope' \(groups: g0001; nodes: n1\)"):
         explain(paths, "nope")
 
@@ -90,6 +92,33 @@ def test_candidates_that_faulted_or_were_left_out_and_the_winner_without_them(pa
     node = explain(paths, "n1").stories[0]
     assert f"Later runs leave out candidate asm_7 (asm): {words}" in node.advice
     assert any("delete .cache/aiter/*/blocklist.jsonl" in a for a in node.advice)
+
+
+@pytest.mark.parametrize(
+    ("lease", "why", "says", "not_said"),
+    [
+        ("", "the stream ended: ended with code 137", "was ended there (by docker kill, a restart", "sshd"),
+        ("", "the stream ended: the connection broke (reset)", "look at the link and at sshd", "docker kill"),
+        ("", "no word for 7 s", "look at the link and at sshd", "docker kill"),
+        ("17", "the stream ended: the connection broke (reset)", "look at what the scheduler says", "sshd"),
+    ],
+)
+def test_the_advice_on_trouble_fits_what_broke(paths: RunPaths, lease: str, why: str, says: str, not_said: str) -> None:
+    add(paths, ev.NodeExpected("n2", ("0",), lease=lease, pool="p" if lease else ""), ev.NodeJoined("n2", ("0",)))
+    add(paths, ev.NodeTroubled("n2", why))
+    (advice,) = [line for line in explain(paths, "n2").lines() if line.startswith("  - ")]
+    assert says in advice
+    assert not_said not in advice
+
+
+def test_a_lease_that_was_cancelled_and_a_shape_that_waits_for_it(paths: RunPaths) -> None:
+    add(paths, ev.NodeExpected("n2", ("0",), lease="17", pool="p"), ev.NodeJoined("n2", ("0",)))
+    add(paths, ev.LeaseEnded("n2", "preempted", "CANCELLED"), ev.NodeLost("n1", "it is gone"))
+    assert any("the lease n2 ended (cancelled or preempted: CANCELLED)" in x for x in explain(paths, "n2").lines())
+    assert (
+        explain(paths, "3").lines()[0]
+        == "shape 1x7168x8192: pending: it waits: 1 lease ended, the last one n2; n1 is lost"
+    )
 
 
 def test_a_canary_that_failed_is_told_once(paths: RunPaths) -> None:

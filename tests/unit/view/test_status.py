@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.cli.screen import summary_line
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
@@ -148,6 +149,51 @@ def test_after_a_third_the_end_is_known_within_a_factor(seed: int, off: float, p
             assert 1 / 1.3 < (now + left) / makespan < 1.3, (now, makespan, left)
         if makespan / 3 <= now <= makespan / 2 and not poison:
             assert 1 / 1.3 < left / (makespan - now) < 1.3, (now, makespan, left)
+
+
+def test_on_a_chip_that_nobody_measured_the_end_is_not_known_before_the_first_result() -> None:
+    simulator = Simulator(plan(1, off=1.0))
+    simulator.run()
+    state, about = State(PolicySettings()), replace(ABOUT, known=False)
+    for t, record in simulator.journal:
+        apply(state, record, t)
+        if state.running and not state.tuned_at:
+            assert run_status(state, about, "running", t).eta_s is None
+            assert run_status(state, ABOUT, "running", t).eta_s
+        if state.tuned_at:
+            break
+    left = run_status(state, about, "running", t).eta_s
+    assert left is not None
+    assert left > 0
+
+
+def test_a_refused_shape_says_nothing_of_the_time_that_measuring_takes() -> None:
+    work = ev.WorkAdded("k", ((1,), (2,), (3,)), ((10.0,), (10.0,), (36000.0,)))
+    begin = (
+        (0.0, work),
+        *BEGIN[1:6],
+        (3.0, ev.Send("g1", "n", "0", 1, (3,))),
+        (3.0, ev.AttemptStarted("g1", "n", "0")),
+    )
+    state = fed(
+        (3.1, ev.ShapeRefused("g1", 3, Reason.UNSUPPORTED, "too large")),
+        (3.1, ev.FailShape(3, Reason.UNSUPPORTED, "too large", None, True)),
+        (3.1, ev.AttemptEnded("g1", Reason.DONE, None, "", 0.1)),
+        begin=begin,
+    )
+    left = time_left(state, ABOUT, 4.0, driven=True)
+    assert left is not None
+    assert 1.5 < left.low_s < left.mid_s < left.high_s < 100
+
+
+def test_what_is_waited_for_is_said_beside_the_time_left() -> None:
+    busy = ev.NodeBusy("n1", "wait", "GPU 0 is busy")
+    state = fed(
+        (2.0, ev.NodeExpected("n1", ("0",))), (2.0, busy), (3.0, ev.LeasesQueued("pool", (("12", "Priority"),)))
+    )
+    status = run_status(state, ABOUT, "running", 4.0)
+    assert status.waits_for == ["n1", "the queue of pool"]
+    assert summary_line(status).endswith(" left, not counting the wait for n1, the queue of pool")
 
 
 SLOTS = [(node, str(i)) for node in ("n1", "n2") for i in range(4)]

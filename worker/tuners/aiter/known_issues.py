@@ -24,6 +24,8 @@ Rank = Literal["cause", "consequence", "remark"]
 """A cause explains a failure. A consequence explains it if no cause is found. A remark explains it only if nothing else
 does, because it is about one candidate or about no failure at all."""
 
+CANDIDATE_WARNING = "run gpu func warning"
+"""AITER prints this before the exception of one candidate, and goes on with the next one."""
 OWN_SHAPE_ADVICE = (
     "Every kernel takes this shape, so it is not to blame: the GPU, its driver or the image is. See dmesg and rocm-smi "
     "of the node, try the image on another GPU, or another image on this one."
@@ -71,6 +73,11 @@ class Diagnosis:
         parts = (self.issue.why, self.issue.advice, f"Until {self.issue.until}." if self.issue.until else "")
         return " ".join(p for p in parts if p).format_map(defaultdict(lambda: "-", self.groups))
 
+    @property
+    def blames_image(self) -> bool:
+        """Return whether the image failed, and not one candidate with its own kernel file."""
+        return self.issue.blames == "image" and self.issue.rank == "cause" and not self.issue.isolates
+
     def detail(self, already_shown: str = "", *, own_shape: bool = False) -> str:
         """Text of a failure record: the title, the line (unless `already_shown` has it), the explanation.
 
@@ -87,7 +94,7 @@ _ENTRIES = (
     # of kernels, GPUs and the pool of processes
     KnownIssue(
         "memory_access_fault", "A kernel accessed memory that is not its own", "fault", "shape", isolates=True,
-        regex=r"Memory access fault by GPU (?P<gpu>node-\d+).*? on address (?P<address>0x[0-9a-fA-F]+)",
+        regex=r"Memory access fault by GPU (?P<gpu>node-\d+).*? on address (?P<address>0x[0-9a-fA-F]+|\(nil\))",
         why=(
             "The GPU forbids the access to {address}. ASM and CK kernels are known to do this if N is not a multiple "
             "of 128 (N=576, say)."
@@ -98,6 +105,12 @@ _ENTRIES = (
         ),
     ),
     KnownIssue(
+        "gpu_hang", "The driver says that the GPU hangs", "hang", "shape", isolates=True,
+        regex=r"HW Exception by GPU (?P<gpu>node-\d+).*reason ?: ?GPU Hang",
+        why="A kernel did not end, and the driver resets {gpu}. Other programs on the GPU lose their work too.",
+        advice="If other shapes hang on this GPU too, suspect it; a failed canary takes its slot out.",
+    ),
+    KnownIssue(
         "gpu_fault", "A kernel made an illegal access and AITER gave the shape up", "fault", "shape", isolates=True,
         regex=(
             r"\[GPU Fault\].*?Task (?P<task>\d+) failed with (?P<error>\w+)"
@@ -105,6 +118,30 @@ _ENTRIES = (
         ),
         why="The GPU refused the access.",
         advice="Report it to ROCm/aiter with the one-row CSV.",
+    ),
+    KnownIssue(
+        "out_of_memory", "GPU memory ran out", "oom", "shape",
+        regex=(
+            # torch, AITER's launchers, NCCL ("Cuda failure 2 '...'"), Triton ("Code: 2, Messsage: ...", spelt so)
+            r"(?i:(?:HIP|CUDA)(?: error| failure)?[^\w\n]{0,4}(?:\d+ '|Code: \d+, Mess+age: )?out of memory)"
+            r"|hipErrorOutOfMemory|hipErrorMemoryAllocation|OutOfMemoryError"
+            r"|(?:BLAS|SPARSE)_STATUS_ALLOC_FAILED|HSA_STATUS_ERROR_OUT_OF_RESOURCES"
+        ),
+        why="AITER rotates copies of the operands in up to 90 % of free memory: another process on the GPU is enough.",
+        advice=(
+            "Keep other processes off the GPU (`gemmfleet nodes check -i INV` lists them), use one slot per GPU, "
+            "lower --iters (fewer copies)."
+        ),
+    ),
+    KnownIssue(
+        "bad_kernel_file", "A candidate's own compiled file does not fit the chip", "error", "shape",
+        regex=(
+            r"(?:hipModuleLoad(?![^\n]*Success)|Triton Error \[)[^\n]*(?:\n[^\n]*){0,3}?"
+            r"(?:hipErrorNoBinaryForGpu|[Uu]nable to find code object|device kernel image is invalid"
+            r"|no kernel image is available)"
+        ),
+        why="The driver refused the kernel file of one candidate; other candidates have files of their own.",
+        advice="If every candidate fails like this, the image was built for another chip.",
     ),
     KnownIssue(
         "hip_call_failed", "A HIP call failed in a kernel's launcher", "fault", "image", isolates=True,
@@ -117,18 +154,12 @@ _ENTRIES = (
     ),
     KnownIssue(
         "hsa_error", "The GPU raised a hardware exception", "fault", "shape", isolates=True,
-        regex=r"HSA_STATUS_ERROR\w*|hipErrorLaunchFailure|unspecified launch failure|GPU coredump",
-        why="An exception stopped a kernel.",
-        advice="If other shapes fault on this GPU too, check its error counters (`gemmfleet nodes check`).",
-    ),
-    KnownIssue(
-        "out_of_memory", "GPU memory ran out", "oom", "shape",
-        regex=r"(?:HIP|CUDA) out of memory|hipErrorOutOfMemory|OutOfMemoryError|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
-        why="AITER rotates copies of the operands in up to 90 % of free memory: another process on the GPU is enough.",
-        advice=(
-            "Keep other processes off the GPU (`gemmfleet nodes check` lists them), use one slot per GPU, lower "
-            "--iters (fewer copies)."
+        regex=(
+            r"HSA_STATUS_ERROR(?!_OUT_OF_RES)\w*|HW Exception by GPU|hipErrorLaunchFailure|unspecified launch failure"
+            r"|GPU coredump"
         ),
+        why="An exception stopped a kernel.",
+        advice="If other shapes fault on this GPU too, check its error counters (`gemmfleet nodes check -i INV`).",
     ),
     KnownIssue(
         "killed", "The host killed the process", "oom", "setup", exit_codes=(-9, 137),
@@ -155,6 +186,7 @@ _ENTRIES = (
         "hang", "A candidate did not come back", "hang", "shape", rank="consequence", isolates=True,
         regex=(
             r"\[!\] Task (?P<task>\d+) timed out after (?P<after>[\d.]+)s \(limit: (?P<limit>\d+)s\)"
+            r"|Watchdog caught collective operation timeout"
             r"|no sign of progress for (?P<quiet>[\d.]+) s|the shape took longer than (?P<most>[\d.]+) s"
         ),
         why=(
@@ -163,6 +195,17 @@ _ENTRIES = (
             "2026-07."
         ),
         advice="If the shape is only slow, raise --tuner-timeout.",
+    ),
+    KnownIssue(
+        "binary_mismatch", "A built module does not fit the image", "error", "image",
+        regex=(
+            rf"^(?!.*{CANDIDATE_WARNING}).*?"
+            r"(?:undefined symbol: (?P<symbol>\S+)|error while loading shared libraries: (?P<library>\S+?):"
+            r"|[Ii]nvalid device function|no kernel image is available|device kernel image is invalid"
+            r"|hipErrorNoBinaryForGpu|[Uu]nable to find code object|rocBLAS error: Cannot read (?P<kernels>\S+):)"
+        ),
+        why="A library or its kernels were built for another torch, ROCm or chip.",
+        advice="Clear the JIT folder (kept per image and chip), or rebuild the image with GPU_ARCHS set to this chip.",
     ),
     KnownIssue(
         "process_died", "A signal ended the tuner's process", "fault", "shape",
@@ -180,7 +223,10 @@ _ENTRIES = (
         "unhealthy_gpu", "The driver reports an error of the GPU", "fault", "slot",
         regex=r"amdgpu.*(?:GPU reset|ring \S+ timeout|uncorrectable|RAS)|uncorrectable hardware errors detected",
         why="Its hardware reports errors.",
-        advice="Drain the node (`gemmfleet nodes drain`), read `amd-smi metric --ecc`, reset or replace the GPU.",
+        advice=(
+            "Drain the node (`gemmfleet nodes drain NODE --run RUN`), read `amd-smi metric --ecc`, reset or replace the"
+            " GPU."
+        ),
     ),
     # of images
     KnownIssue(
@@ -217,15 +263,6 @@ _ENTRIES = (
         regex=r"(?:ModuleNotFoundError: No module named |ImportError: cannot import name )'(?P<module>[^']+)'",
         why="{module} is not there, or PYTHONPATH leads to a tree of another date. Gluon exists since v0.1.11.",
         advice="Use another image; a file copied from a newer tree can fail on triton's version.",
-    ),
-    KnownIssue(
-        "binary_mismatch", "A built module does not fit the image", "error", "image",
-        regex=(
-            r"undefined symbol: (?P<symbol>\S+)|error while loading shared libraries: (?P<library>\S+?):"
-            r"|invalid device function|no kernel image is available"
-        ),
-        why="A .so was built for another torch, ROCm or chip.",
-        advice="Clear the JIT folder (kept per image and chip), or rebuild the image with GPU_ARCHS set to this chip.",
     ),
     KnownIssue(
         "jit_failed", "AITER could not compile a module of kernels", "error", "image",
@@ -336,7 +373,7 @@ _ENTRIES = (
         "interrupted", "The tuner was interrupted", "cancelled", "nobody", rank="consequence",
         regex=r"interrupted by user, tuning stopped",
         why="Somebody stopped it.",
-        advice="`gemmfleet resume` does the rest.",
+        advice="`gemmfleet resume RUN` does the rest.",
     ),
     KnownIssue(
         "topk_fault", "A shape without a kernel makes AITER drop the rest of its batch", "", "image", rank="remark",
@@ -347,10 +384,10 @@ _ENTRIES = (
     KnownIssue(
         "unsupported_gemm", "A kernel does not take this shape", "no_candidate", "nobody", rank="remark",
         regex=(
-            r"This GEMM is not supported!"
+            r"This GEMM is not supported!|out of resource: shared memory"
             r"|wrong! device_gemm with the specified compilation parameters does not support"
         ),
-        why="CK has no kernel for it; ASM often still works. No error.",
+        why="CK has no kernel for it, or Triton's tiles need more shared memory than the chip has. No error.",
     ),
     KnownIssue(
         "zero_time", "A candidate's time is 0", "", "nobody", rank="remark",

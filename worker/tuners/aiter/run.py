@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shlex
 import sys
 import time
@@ -29,7 +28,7 @@ from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, e
 from worker.protocol import SHAPE_VERDICTS, Row, SpecShape
 from worker.text import clean, plural
 from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut
-from worker.tuners.aiter.known_issues import Diagnosis, diagnose, ends_process
+from worker.tuners.aiter.known_issues import CANDIDATE_WARNING, Diagnosis, diagnose, ends_process
 from worker.tuners.aiter.launch import JOURNAL, LEFT_OUT, LOG, PROFILE, TUNED, UNTUNED, argv, is_switch
 from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, ShapeVerdict, Tables, shape_verdict, step_row
 from worker.tuners.aiter.session import Job, say
@@ -40,7 +39,6 @@ UNSOUND_K = (
     "K is not a multiple of 256, and this AITER lays out the scales of such K wrongly past 32 rows, also for its "
     "production kernels; v0.1.14 and newer have it right"
 )
-OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 READ_AT_ONCE = 4 * 1024 * 1024
 TICK_S = 0.1
 COMPILER_SEARCH_S = 1.0
@@ -111,7 +109,8 @@ class ShapeTracker:
         self._order = list(self._keys)
         self._parked: set[int] = set()
         self._batch, self._moved_at = -1, time.monotonic()
-        self._out_of_memory: set[int] = set()
+        self._excuses: dict[int, tuple[str, str]] = {}
+        """Shapes whose failed candidates say nothing about them: the outcome of the attempt, and its text."""
         self._chip = ""
         self.left = list(self._order)
         self.current: int | None = None
@@ -139,11 +138,20 @@ class ShapeTracker:
         self._batch = max(self._batch, self._batch_of(shape))
         if step.event == "begin":
             self.begin(shape)
+        elif step.said:
+            self._judge_error(step, shape)
+
+    def _judge_error(self, step: JournalStep, shape: int) -> None:
+        """A candidate raised. Memory that ran out and a broken image say nothing about the shape, and the process can
+        go on. A fault of the GPU ends it."""
+        known = diagnose(step.said.replace(CANDIDATE_WARNING, ""), None)
+        if known is not None and known.issue.reason == "oom":
+            self._excuses[shape] = "oom", "all candidates of the shape ran out of memory"
+        elif known is not None and known.blames_image:
+            self._excuses[shape] = "error", f"no candidate of the shape can run in this image: {step.said}"
         elif is_fatal(step.said) or "AcceleratorError" in step.said:
             self.culprit = self.culprit or step
             self.set_fatal("fault", step.said)
-        elif OUT_OF_MEMORY.search(step.said):
-            self._out_of_memory.add(shape)
 
     def set_fatal(self, how: str, detail: str) -> None:
         """The process cannot go on; the first reason stays."""
@@ -169,24 +177,24 @@ class ShapeTracker:
         """Shapes that AITER has written nothing of, and is not through with."""
         return [s for s in self.left if not self._is_known(s) and not self._is_over(s)]
 
-    def settle_all(self, *, whole: bool, chip: str = "", refused: bool = False) -> str:
+    def settle_all(self, *, whole: bool, chip: str = "", refused: bool = False) -> tuple[str, str] | None:
         """Settle at the end what is known; of a process that broke off, only what is in the files.
 
         `chip`: AITER's message that the family is not for this chip. `refused`: AITER reported shapes that no kernel
-        takes. Returns `oom` if all candidates of a shape ran out of memory, which is in flight then, else "".
+        takes. Returns outcome and text if the failed candidates of a shape say nothing about it; it is in flight then.
         """
         self._chip = chip
         for shape in list(self.left):
             ended = shape in self._journal.ended or chip or refused or self._is_over(shape)
             if self._is_known(shape) or (whole and ended):
                 self._settle(shape)
-        short = [s for s in self.left if s in self._out_of_memory]
+        excused = [s for s in self.left if s in self._excuses]
         if self.culprit is not None and self.culprit.shape is not None:
             self.begin(self.culprit.shape)
-        elif short and whole:
-            self.begin(short[0])
-            return "oom"
-        return ""
+        elif excused and whole:
+            self.begin(excused[0])
+            return self._excuses[excused[0]]
+        return None
 
     def partial(self) -> list[Row]:
         """Rows measured of the shape in flight when the process broke off."""
@@ -213,8 +221,8 @@ class ShapeTracker:
         if verdict.winner is None:
             if self.fatal is not None:  # AITER counts what a dead process did not do as failed
                 return
-            if verdict.reason == "no_candidate" and shape in self._out_of_memory:
-                return  # more memory may be free elsewhere: no verdict
+            if verdict.reason == "no_candidate" and shape in self._excuses:
+                return  # more memory may be free elsewhere, or another image works: no verdict
             step = family.aiter.pads_k_to
             if step and int(self._keys[shape]["K"]) % step and not self._job.image.findings.k256_sound:
                 verdict = replace(verdict, detail=f"{verdict.detail}; {UNSOUND_K}")
@@ -428,9 +436,10 @@ class _Follower:
         elif left and reason not in SHAPE_VERDICTS and (status or reason):
             how, text = "error", f"AITER ended with status {status}, {plural(len(left), 'shape')} without a result"
         chip = found.line if found and reason == "unsupported" else ""
-        if tracker.settle_all(whole=how == "done", chip=chip, refused=reason in SHAPE_VERDICTS):
-            how, text = "oom", "all candidates of the shape ran out of memory"
-        at_work = step if how in ("fault", "hang") else None
+        if excuse := tracker.settle_all(whole=how == "done", chip=chip, refused=reason in SHAPE_VERDICTS):
+            how, text = excuse
+        # no candidate is left out for a fault of the image
+        at_work = step if how in ("fault", "hang") and not (found and found.blames_image) else None
         return ProcessEnd(
             how, text, status, at_work, output, tuple(tracker.left), tracker.current, tuple(tracker.partial())
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.registry import boolean, option, parse_options, seconds, text, whole
-from worker.tuners.catalog import CostGuess, Flag, TunerSpec
+from worker.tuners.catalog import Flag, TunerSpec
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
@@ -137,7 +137,6 @@ SPEC = TunerSpec(
     parse_options=_parse,
     # 53 candidates and about 12 s a shape, a pool of processes 10 to 25 s a group (AITER's own practice on MI300 and
     # MI355X), modules that are built at the start
-    cost_guess=CostGuess(15.0, 12.0, 3e-12, 3e-8, 40.0),
     start_limits=(7200.0, 900.0),  # the first start builds for minutes
     keeps_cache=True,
     keeps_reproductions=True,

@@ -252,8 +252,11 @@ class Measuring:
 
 
 def _outcome(end: ProcessEnd) -> str:
-    found = end.known
-    return "oom" if found is not None and found.issue.reason == "oom" else end.how
+    """The outcome of the attempt: that of the known issue where it is no fault of a kernel, else how AITER ended."""
+    known = end.known
+    if known is not None and (known.issue.reason == "oom" or known.blames_image):
+        return known.issue.reason
+    return end.how
 
 
 def _legal(family: Family, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:

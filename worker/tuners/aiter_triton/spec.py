@@ -13,7 +13,7 @@ from worker.registry import option, parse_options, text
 from worker.triton_configs.kinds import BY_FAMILY, BY_NAME, STANDARD_BOUNDS, ConfigKind
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
-from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
+from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.source import SearchOptions, cost_factor, mapping_of
 
@@ -87,7 +87,6 @@ SPEC = TunerSpec(
     software="aiter",
     parse_options=Options.parse,
     families=_families,
-    cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
     slower_families={"a4w4_blockscale": 2.0},
     cost_factor=cost_factor,
     wants_family=True,

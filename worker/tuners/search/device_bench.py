@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from worker.text import plural
+from worker.text import byte_words, plural
 from worker.tuners.common.device import Device, canary, device_seconds, timed_canary
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
@@ -118,7 +118,7 @@ class DeviceBench:
         source, device = self._source, self._device
         need, free = source.needed_bytes(problem), device.available()
         if need > ROOM * free:
-            return f"operands, output and reference need {need} bytes, {free} are available"
+            return f"operands, output and reference need {byte_words(need)}, {byte_words(free)} are available"
         try:
             checked = source.inputs(problem, device.torch, seed, 0)
             right, self._out = checked.reference(), checked.output()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.protocol import Row, Spec, SpecShape, TableKernel, is_wanted, is_wrong
+from worker.text import byte_words
 from worker.tuners.base import Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
@@ -89,7 +90,7 @@ class Weights:
                 self._layouts.clear()  # those of slower candidates may go; a contender holds its own
             free = self.available()
             if size * 1.1 > free:
-                raise MemoryError(f"layout {name} of W needs {size} bytes, {free} are available")
+                raise MemoryError(f"layout {name} of W needs {byte_words(size)}, {byte_words(free)} are available")
             count = max(1, min(copies(size, self.rotate_bytes), free // 4 // size))
             first = _stored(self.problem, self.master, name)
             self._layouts[name] = [first] + [tuple(t.clone() for t in first) for _ in range(count - 1)]
@@ -177,7 +178,8 @@ def tune(spec: Spec, options: Options, device: Device, emit: Emit) -> dict[str, 
                         need, free = needed_bytes(p) - (p.w_bytes if weights else 0), device.available()
                         if need > 0.9 * free:
                             raise UnsupportedError(
-                                f"operands, output and reference need {needed_bytes(p)} bytes, {free} are available"
+                                f"operands, output and reference need {byte_words(needed_bytes(p))},"
+                                f" {byte_words(free)} are available"
                             )
                         rotate = options.rotate_mb << 20 or device.rotate_bytes
                         weights = weights or Weights.make(p, device.torch, rotate, device.available)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from worker.families import TORCH
+from worker.text import byte_words
 from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.operands import float_of, unpack_codes
 from worker.tuners.common.problem import Problem, UnsupportedError
@@ -61,7 +62,9 @@ class Workspace:
         made = torch.empty(*shape, dtype=dtype, device="meta")
         needed = self.problem.out_bytes + sum(b.nbytes for b in (*self.buffers, made))
         if needed > ROOM * self.free:
-            raise MemoryError(f"the candidate's buffers need {needed} bytes, {self.free} are available")
+            raise MemoryError(
+                f"the candidate's buffers need {byte_words(needed)}, {byte_words(self.free)} are available"
+            )
         self.buffers.append(torch.empty_like(made, device=self.device))
         return self.buffers[-1]
 

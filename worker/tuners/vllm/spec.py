@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from worker.registry import parse_options
-from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
+from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 from worker.tuners.search.source import SearchOptions, cost_factor
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ SPEC = TunerSpec(
     software="vllm",
     parse_options=lambda raw: parse_options(SearchOptions, NAME, raw),
     families=lambda options: FAMILIES,
-    cost_guess=CostGuess(5.0, 4.0, 4e-12, 4e-9, 25.0),
     cost_factor=cost_factor,
     wants_family=True,
     wants_counts=True,

@@ -53,12 +53,18 @@ def test_an_agent_that_is_killed_takes_its_tuner_and_costs_one_line_at_most(tmp_
         wait_until(lambda: n.tuner_pids() == [], "the tuner died with its agent")
         torn = n.paths.events("0").read_bytes().split(b"\n")[-1]
         assert bool(torn) is (kind == "truncate")
+        begun = n.of("a-1", "attempt_started")[0]["t"]
+        (n.paths.root / "supervisor").mkdir(exist_ok=True)
+        n.paths.last_end("0").write_text(f"137 {begun:.0f} {begun + 12:.0f} {'true' if torn else 'false'}\n")
         n.put("a-2")
         assert n.start().wait(15) == 0
         lines = n.paths.events("0").read_bytes().split(b"\n")
         assert [line for line in lines if line and not line.endswith(b"}")] == ([torn] if torn else [])
         ended = n.wait_ended("a-1")
         assert (ended["outcome"], ended["in_flight"]) == ("worker_died", 2)
+        assert 11 < ended["seconds"] < 13
+        why = "because its memory was used up" if torn else "ended from outside (docker kill, a user, or the kernel)"
+        assert ended["detail"] == f"its worker is gone: it ended with code 137 (SIGKILL) after 12 s, {why}"
         assert [r["shape"] for r in n.of("a-1", "shape_tuned")] == [1]
         assert n.wait_ended("a-2")["outcome"] == "done"
 

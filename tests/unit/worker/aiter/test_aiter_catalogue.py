@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import string
 
 import pytest
 
+from tests.paths import ROOT
 from tests.support.known_issues_page import example, sections, sources
 from worker.protocol import SHAPE_VERDICTS
 from worker.tuners.aiter.known_issues import ISSUES, KnownIssue, diagnose, ends_process
@@ -20,6 +22,9 @@ RUNBOOK = {
 """Rows of the table of known issues in the runbook that teams tuned by before."""
 SECTIONS = sections()
 SOURCES = sources()
+CRASH_LINES = list(csv.DictReader((ROOT / "tests/data/crash_lines.csv").read_text().splitlines()))
+"""Lines of public reports (`source`: repository and issue), and a few of our own, with the right issue and reason.
+`ends`: whether the attempt ends at the line."""
 FAULT = "Memory access fault by GPU node-2 (Agent handle: 0x5) on address 0x7f3c2a400000. Reason: Unknown.\n"
 
 
@@ -62,12 +67,28 @@ def test_each_is_found_in_its_own_example_and_says_what_to_do(issue: KnownIssue)
         ("torch.OutOfMemoryError: HIP out of memory.\n[aiter] No kernel can be used for (1,)", 1, "out_of_memory"),
         ("[aiter] waiting for baton release at /j/lock_m\nno sign of progress for 300 s", -9, "jit_lock"),
         ("waiting for baton release at /j/lock_m\nimport [m] under /j\nno sign of progress for 300 s", None, "hang"),
+        ("HIP error: invalid device function\nFatal Python error: Aborted", -6, "binary_mismatch"),
+        ("run gpu func warning: HIP error: invalid device function\nFatal Python error: Aborted", -6, "process_died"),
         ("", 1, ""), ("all is well\n", None, ""),
     ],
 )  # fmt: skip
 def test_the_cause_wins_over_what_follows_from_it(text: str, code: int | None, name: str) -> None:
     found = diagnose(text, code)
     assert (found.issue.name if found else "") == name
+
+
+@pytest.mark.parametrize("report", CRASH_LINES, ids=lambda report: f"{report['issue']}-{report['source']}")
+@pytest.mark.parametrize("status", [None, 1, -6])
+def test_a_line_of_a_public_report_has_its_right_reason(report: dict[str, str], status: int | None) -> None:
+    """A line that explains no crash leaves a signal to the exit status."""
+    text = report["line"].replace("\\n", "\n")
+    found = diagnose(text, status)
+    answer = (found.issue.name, found.issue.reason) if found else ("", "")
+    if status == -6 and report["issue"] in ("", "unsupported_gemm", "hang"):
+        assert answer == ("process_died", "fault")
+    else:
+        assert answer == (report["issue"], report["reason"])
+    assert any(ends_process(line) for line in text.splitlines()) == (report["ends"] == "yes")
 
 
 def test_colours_and_control_characters_do_not_hide_a_fault_nor_get_through() -> None:

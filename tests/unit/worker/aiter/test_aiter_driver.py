@@ -234,6 +234,31 @@ def test_alone_a_shape_keeps_its_other_candidates(tmp_path: Path, date: str, do:
     assert len([r for r in mended.rows(0) if r["us"] > 0]) == 10
 
 
+@pytest.mark.parametrize(
+    ("do", "kernels", "outcome", "said"),
+    [
+        ("gpu_hang", (2,), "hang", "The driver says that the GPU hangs"),
+        ("no_binary", (2,), "error", "A built module does not fit the image"),
+        ("bad_image", "all", "error", "no candidate of the shape can run in this image"),
+    ],
+)
+def test_a_hang_ends_at_its_line_and_an_image_condemns_neither_candidate_nor_shape(
+    tmp_path: Path, do: str, kernels: Any, outcome: str, said: str
+) -> None:
+    """The watchdog would take a day."""
+    at = bench(tmp_path, "newest", fault(do, kernels))
+    done = at.run(THREE[:2], watchdog_s=86400)
+    assert (done.ended["outcome"], done.ended["in_flight"]) == (outcome, 1), done.log
+    assert said in done.ended["detail"]
+    assert (set(done.failed), at.blocklist, at.survivors()) == (set(), [], [])
+
+
+def test_one_candidate_that_the_image_cannot_run_is_one_row(tmp_path: Path) -> None:
+    done = bench(tmp_path, "newest", fault("bad_image")).run(ONE)
+    assert (done.status, len(done.rows(0))) == (0, 10), done.log
+    assert [r["kernelId"] for r in done.rows(0) if r["us"] < 0] == [2]
+
+
 def test_only_the_kernels_of_a_table_are_measured_of_each_shape(tmp_path: Path) -> None:
     """A recheck of two shapes of a group; the third is tuned."""
     at = bench(tmp_path, "newest")

@@ -35,7 +35,7 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             pytest.skip("we are an ordinary user")
         os.chmod(tmp_path, 0o755)
         for folder in tmp_path.parents:
-            if folder.owner() == "root" and folder.name.startswith("pytest-"):
+            if folder.owner() == "root" and folder.name.startswith(("pytest-", "popen-")):
                 os.chmod(folder, 0o755)
         root, user = tmp_path, NOBODY
         shutil.copytree(ROOT / "worker", root / "worker")

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
+from tests.waiting import PATIENCE_S
+from worker.foreign.runner import ForeignCodeError
+from worker.foreign.values import encode
+from worker.triton_configs import engine
 from worker.triton_configs.engine import (
     Device,
     Engine,
@@ -202,7 +206,7 @@ def test_source_hashes_tell_versions_apart(tmp_path: Path, project: str) -> None
     assert engine.source_hash("moe") == before[1]
 
 
-def told(root: Path, *layers: Layer) -> list[Any]:
+def told(root: Path, layers: list[Layer]) -> list[Any]:
     """Facts of layers by an engine, and its variables."""
     out: list[Any] = [sorted(name for name in os.environ if name.startswith(("VLLM_", "SGLANG_")))]
     for device in (H200, MI300X):
@@ -218,11 +222,11 @@ def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypa
     engine = own(project, tmp_path)
     broken = Layer("linear", 11, 64, dtype="fp8_w8a8", block=(128, 128))
     (engine.folders(broken)[0] / engine.file_name(broken)).write_text('{"triton_version": "3.8.0"}')
-    here = told(tmp_path, LINEAR, MOE, BF16)
+    here = told(tmp_path, [LINEAR, MOE, BF16])
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", "nowhere")
-    variables, *answers = ask({"VLLM_PLUGINS": ""}, told, tmp_path, LINEAR, MOE, BF16)
-    assert (variables, answers) == (["VLLM_PLUGINS"], here[1:])
+    variables, *answers = ask({"VLLM_PLUGINS": ""}, told, tmp_path, [LINEAR, MOE, BF16])
+    assert (variables, answers) == (["VLLM_PLUGINS"], json.loads(json.dumps(encode(here[1:]))))
     monkeypatch.undo()
     with pytest.raises(EngineError, match="ValueError: invalid literal"):
         engine.table(broken)
@@ -232,9 +236,13 @@ def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypa
 
 def test_nothing_can_be_asked_of_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="holds neither vLLM nor SGLang"):
-        ask({}, load, tmp_path, H200)
-    with pytest.raises(EngineError, match="the process that asks the engine died"):
-        ask({}, os._exit, 3)
+        ask({}, told, tmp_path, [LINEAR])
+    with pytest.raises(ForeignCodeError, match="ended with status 3"):
+        ask({}, die, 3)
+
+
+def die(status: int) -> int:
+    os._exit(status)
 
 
 # --- where it is ---------------------------------------------------------------------------------------------------
@@ -284,6 +292,7 @@ class Properties(NamedTuple):
     name: str = "NVIDIA H200"
     major: int = 9
     minor: int = 0
+    gcnArchName: str = "gfx950:sramecc+:xnack-"
 
 
 def test_the_devices_name_is_told_by_vllm_where_it_is_installed(
@@ -299,6 +308,28 @@ def test_the_devices_name_is_told_by_vllm_where_it_is_installed(
         "class current_platform:\n    get_device_name = lambda index: 'NVIDIA H200 NVL'\nprint('a warning')"
     )
     assert device_here(root) == (Device("NVIDIA H200 NVL", 90), "vllm.platforms")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise ImportError('no amdsmi here')", "ImportError: no amdsmi here"),
+        ("import os; os._exit(7)", "it ended with code 7"),
+        ("import time; time.sleep(1000)", "no answer within 0 s"),
+    ],
+)
+def test_a_name_that_vllm_does_not_tell_is_torchs_on_nvidia_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    root = copy("vllm", tmp_path)
+    (root / "vllm" / "platforms.py").write_text(code)
+    monkeypatch.setattr(engine, "ASK_S", 0 if "sleep" in code else PATIENCE_S)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Properties())
+    assert device_here(root) == (H200, "torch")
+    monkeypatch.setattr("torch.version.hip", "7.2")
+    with pytest.raises(EngineError, match=rf"does not tell this GPU's name.*\({reason}\); use the Python"):
+        device_here(root)
 
 
 def test_capabilities_are_those_that_torch_reports() -> None:

@@ -1,0 +1,125 @@
+"""Finds the damaged value of a ledger whose file SQLite can read: edited by hand, or written by a failing disk.
+
+It is asked only after a command broke on what it had read. So a good ledger costs nothing, a damaged one ends in a
+sentence, and an error of our own, for which no value is to blame, keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import events as ev
+from orchestrator.errors import OrchestratorError
+from orchestrator.reasons import Reason
+
+if TYPE_CHECKING:
+    from orchestrator.ledger.reader import LedgerReader
+
+BROKEN_BY_VALUES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""The errors that Python raises over a value that is not as expected."""
+_NUMBER = (int, float)
+_META: dict[str, Any] = {
+    "state": str, "family": str, "tuner": str, "controller": str, "epoch": int, "units": _NUMBER, "created": _NUMBER,
+    "ended": _NUMBER, "cost": dict, "farewell": dict, "worths": dict,
+}  # fmt: skip
+_PLAIN: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": _NUMBER, "Reason": Reason}
+
+
+def find_damage(ledger: LedgerReader) -> str:
+    """A sentence on the first damaged value, "" if there is none."""
+    try:
+        return next(_damage(ledger), "")
+    except OrchestratorError as e:
+        return str(e)
+
+
+def _damage(ledger: LedgerReader) -> Iterator[str]:
+    for key, text in ledger.query("SELECT key, value FROM meta"):
+        yield from _fault(f"value `{key}`", text, partial(_is_a, _META.get(key, object)))
+    size = len(ledger.family.key_names)
+    for id_, text in ledger.query("SELECT id, key FROM shapes"):
+        yield from _fault(f"key of shape {id_}", text, partial(_is_key, size))
+    yield from _journal_damage(ledger)
+    for table, place, columns in (
+        ("reports", "attempt", {"spent": _is_seconds, "device": _is_object, "conditions": _is_object_of_objects}),
+        ("rows", "id", {"extra": _is_object}),
+        ("slots", "node || '/' || slot", {"info": _is_object, "device": _is_object}),
+        ("withheld", "attempt || ' ' || shape", {"candidate": _is_names, "entry": _is_entry}),
+    ):
+        for column, is_right in columns.items():
+            sql = f"SELECT {place}, {column} FROM {table} WHERE {column} IS NOT NULL"
+            for where, text in ledger.query(sql):
+                yield from _fault(f"`{column}` of {table} {where}", text, is_right)
+    for (id_,) in ledger.query("SELECT id FROM rows WHERE shape NOT IN (SELECT id FROM shapes) OR us IS NULL"):
+        yield f"row {id_} is of no shape of this run"
+
+
+def _journal_damage(ledger: LedgerReader) -> Iterator[str]:
+    """The records in their order, each held to its type and replayed."""
+    from orchestrator.policy.apply import apply
+    from orchestrator.policy.model import State
+    from orchestrator.policy.settings import PolicySettings
+
+    state = State(PolicySettings())
+    for number, t, kind, data in ledger.query("SELECT id, t, type, data FROM journal ORDER BY id"):
+        try:
+            record = ev.from_json(kind, data)
+            wrong = [f.name for f in fields(record) if not _has_type(getattr(record, f.name), str(f.type))]
+            if wrong:
+                raise TypeError(f"{', '.join(wrong)}: not of its type")
+            apply(state, record, t)
+        except BROKEN_BY_VALUES as e:
+            yield f"journal record {number} ({kind[:40]}) cannot be used ({type(e).__name__}: {str(e)[:200]})"
+    known = {id_ for (id_,) in ledger.query("SELECT id FROM shapes")}
+    for shape in sorted(set(state.shapes) - known):
+        yield f"shape {str(shape)[:40]} of the journal has no key"
+
+
+def _has_type(value: Any, annotation: str) -> bool:
+    """Return whether a field of a record has its type, by the annotation as it is written in events.py."""
+    if annotation.endswith(" | None"):
+        return value is None or _has_type(value, annotation.removesuffix(" | None"))
+    if annotation.startswith("tuple"):
+        return isinstance(value, tuple)
+    return isinstance(value, _PLAIN[annotation]) and (isinstance(value, bool) == (annotation == "bool"))
+
+
+def _fault(what: str, text: str, is_right: Callable[[Any], bool]) -> Iterator[str]:
+    try:
+        right = is_right(json.loads(text))
+    except BROKEN_BY_VALUES:
+        right = False
+    if not right:
+        yield f"{what} is {text[:60]!r}"
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_object_of_objects(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(v, _NUMBER) for v in value.values())
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def _is_key(size: int, value: Any) -> bool:
+    return isinstance(value, list) and len(value) == size and all(isinstance(v, (int, str)) for v in value)
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    return isinstance(value, kind)
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and {"key", "slot", "image", "driver", "t"} <= set(value)
