@@ -132,7 +132,7 @@ def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
         ("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
         ("9" * 100_000, "is no JSON"),
     ],
-    ids=range(7),
+    ids=range(8),
 )  # fmt: skip
 def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: str) -> None:
     file = changed(tmp_path, **(change if isinstance(change, dict) else {}))
