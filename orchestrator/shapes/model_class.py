@@ -8,6 +8,7 @@ weights.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,10 +30,10 @@ INSTALL = (
 )
 ALIASES = {"kimi_k2": "deepseek_v3"}
 """Model types with another type's class. kimi_k2: its config.json has `architectures: [DeepseekV3ForCausalLM]`."""
-TRANSPOSED = {"Llama4TextExperts": True}
-"""Classes of experts that do not say how they store weights. Llama 4 calls torch.bmm(hidden, gate_up_proj)."""
-# keys that would load code, choose a kernel from the hub, or quantise the weights
 DROPPED = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config")
+"""Keys that would load code, choose a kernel from the hub, or quantise the weights."""
+WITHIN_MULTIMODAL = re.compile(r"(?:\A|\.)(?:language_model|lm_head)(?:\.|\Z)")
+"""Modules of a multimodal model that belong to its language model."""
 
 
 class ClassError(Exception):
@@ -43,9 +44,9 @@ class ClassError(Exception):
 class Weight:
     """A parameter of two dimensions or more, such as `model.layers.0.self_attn.q_proj` of 4096 x 4096.
 
-    `path` has no `.weight` at its end. `shape`: as the module stores it. `transposed`: whether that is (input, output);
-    None: the class does not say it. `sizes`: numbers of the block that holds the module, such as its head_dim, which
-    say how a server splits the weight.
+    `path` has no `.weight` at its end, `kind` is the module's class. `shape`: as the module stores it. `transposed`:
+    whether that is (input, output); None: the class does not say it. `sizes`: numbers of the module and of the block
+    that holds it, such as its head_dim, which say how a server splits the weight.
     """
 
     path: str
@@ -87,21 +88,19 @@ def list_weights(raw: dict[str, Any]) -> Listing:
     auto: Any = transformers.AutoModelForCausalLM  # without types
     is_text = type(text) in auto._model_mapping
     if not is_text:
-        # a class within a multimodal one: its other modules are left out below
-        auto = transformers.AutoModelForImageTextToText
+        # the class is one within a multimodal one, whose other modules are left out below
+        auto, text = transformers.AutoModelForImageTextToText, config
     with torch.device("meta"):
-        model = auto.from_config(text if is_text else config, attn_implementation="eager", trust_remote_code=False)
-    weights = [
-        weight
-        for path, module in model.named_modules()
-        if is_text or re.search(r"(?:\A|\.)(?:language_model|lm_head)(?:\.|\Z)", path)
-        for weight in module_weights(model, path, module)
-    ]
-    config = text
-    values = {name: value for name, value in config.to_dict().items() if isinstance(value, (int, float, str, list))}
+        model = auto.from_config(text, attn_implementation="eager", trust_remote_code=False)
+    weights = list[Weight]()
+    for path, module in model.named_modules():
+        if is_text or WITHIN_MULTIMODAL.search(path):
+            weights += module_weights(model, path, module)
+    text = config.get_text_config()
+    values = json.loads(text.to_json_string(use_diff=False))
     # the names that this type has for common sizes, such as n_embd for hidden_size
-    values |= {name: getattr(config, name) for name in config.attribute_map if hasattr(config, name)}
-    return Listing(transformers.__version__, str(config.model_type), values, tuple(weights))
+    values |= {name: getattr(text, name) for name in text.attribute_map if hasattr(text, name)}
+    return Listing(transformers.__version__, text.model_type, values, tuple(weights))
 
 
 def without_dropped(value: Any) -> Any:
@@ -118,25 +117,22 @@ def without_dropped(value: Any) -> Any:
 def make_config(raw: Mapping[str, Any]) -> Any:
     """The config of the class: by model_type, else by the class's name in `architectures`, else by an alias."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
     model_type = str(raw.get("model_type"))
     if model_type not in transformers.CONFIG_MAPPING:
-        for inner in (raw.get(name) for name in TEXT_CONFIGS):
-            if isinstance(inner, Mapping):
-                return make_config(inner)
-        architectures = raw.get("architectures")
-        named = architectures[0] if isinstance(architectures, list) and architectures else None
+        inner = text_config(raw)
+        if inner is not raw:
+            return make_config(inner)
         # the first of the types that share a class is the one that the class was written for
-        same_class = [kind for kind, name in classes.items() if name == named]
-        known = ALIASES.get(model_type) or next(iter(same_class), None)
+        same_class = [kind for kind, name in CLASSES.items() if [name] == raw.get("architectures")]
+        known = [*same_class, ALIASES.get(model_type)][0]
         if known is None:
-            raise ClassError(
-                f"is not known: transformers {transformers.__version__} has none for model type {model_type[:60]}"
-            )
+            version = transformers.__version__
+            raise ClassError(f"is not known: transformers {version} has none for model type {model_type[:60]}")
         model_type = known
-    config_class = transformers.CONFIG_MAPPING[model_type]
-    return config_class(**{name: value for name, value in raw.items() if name not in ("model_type", "architectures")})
+    values = {name: value for name, value in raw.items() if name not in ("model_type", "architectures")}
+    return transformers.CONFIG_MAPPING[model_type](**values)
 
 
 def check_config(config: Any, raw: Mapping[str, Any]) -> None:
@@ -159,19 +155,17 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def module_weights(model: Any, path: str, module: Any) -> list[Weight]:
     """The weights that a module holds itself, without those of modules within it."""
-    owner = model.get_submodule(path.rpartition(".")[0])
-    kind, found = type(module).__name__, list[Weight]()
+    block = model.get_submodule(path.rpartition(".")[0])
+    sizes = {name: value for name, value in {**vars(block), **vars(module)}.items() if type(value) is int}
+    kind = type(module).__name__
+    weights = list[Weight]()
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.dim() < 2:
             continue
+        # GPT-2's Conv1D is a linear layer; experts say it themselves, but not in each class
+        transposed = kind == "Conv1D" if parameter.dim() == 2 else getattr(module, "is_transposed", None)
         is_weight = name == "weight"
-        holder = owner if is_weight else module
-        sizes = {key: value for key, value in vars(holder).items() if type(value) is int}
-        sizes |= {key: value for key, value in vars(module).items() if key == "n_groups" and type(value) is int}
-        transposed: bool | None = kind == "Conv1D"
-        if parameter.dim() == 3:
-            transposed = getattr(module, "is_transposed", TRANSPOSED.get(kind))
         bias = getattr(module, "bias" if is_weight else f"{name}_bias", None) is not None
         whole = path if is_weight else f"{path}.{name}"
-        found.append(Weight(whole, kind, tuple(parameter.shape), bias, transposed, sizes))
-    return found
+        weights.append(Weight(whole, kind, tuple(parameter.shape), bias, transposed, sizes))
+    return weights

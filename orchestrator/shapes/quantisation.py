@@ -47,7 +47,21 @@ MXFP4_WEIGHTS = Scheme("mxfp4 weights", "", FP4, "per_1x32")
 FP8_MXFP4 = Scheme("fp8 activations and mxfp4 weights", FP8, FP4, "per_1x32")
 # Kimi-K2.5 (AITER's kimik2_i4_untuned_fmoe.csv)
 INT4_GROUP = Scheme("int4 weights by groups of 32", "", INT4, "per_1x32")
-_MODELOPT = {"FP8": FP8_TENSOR, "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL, "FP8_PB_WO": FP8_BLOCK}
+# a format as `describe` has it: weights, then activations if they are quantised
+COMPRESSED_TENSORS = {
+    "float 8 block [128, 128], 8": FP8_BLOCK,
+    "float 8 channel, 8": FP8_CHANNEL,
+    "float 8 tensor, 8": FP8_TENSOR,
+    "int 8 channel, 8": INT8_CHANNEL,
+    "int 4 group 32": INT4_GROUP,
+}
+QUARK = {
+    "fp4 per_group 32, fp4 per_group 32": MXFP4,
+    "fp8_e4m3 per_channel, fp8_e4m3 per_token": FP8_CHANNEL,
+    "fp8_e4m3 per_channel, fp8_e4m3 per_channel": FP8_CHANNEL,
+    "fp8_e4m3 per_tensor, fp8_e4m3 per_tensor": FP8_TENSOR,
+}
+MODELOPT = {"FP8": FP8_TENSOR, "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL, "FP8_PB_WO": FP8_BLOCK}
 
 Matcher = Callable[[str], bool]
 
@@ -62,7 +76,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """The first rule that matches a module counts. `experts`: the scheme of experts that no rule excludes, where it is
+    """The first rule that matches a module counts. `experts`: the scheme of experts that no rule excludes, if it is
     another one than that of linear layers."""
 
     method: str
@@ -84,11 +98,13 @@ class Quantisation:
 def checkpoint_names(path: str, experts: bool) -> list[str]:
     """Names that a config may have for a module of the class. One expert stands for all.
 
-    Checkpoints of Mixtral and MiniMax say `block_sparse_moe` where the class says `mlp`.
+    Checkpoints of Mixtral and MiniMax say `block_sparse_moe` if the class says `mlp`.
     """
     name = without_prefix(path)
     names = [name, name.replace(".mlp.", ".block_sparse_moe.")]
-    return [*names, *(f"{n}.0.{part}" for n in names for part in ("gate_proj", "w1"))] if experts else names
+    if experts:
+        names += [f"{block}.0.{part}" for block in names for part in ("gate_proj", "w1")]
+    return names
 
 
 def without_prefix(name: str) -> str:
@@ -101,20 +117,19 @@ def read_quantisation(config: Any, expert_dtype: Any = None) -> Quantisation:
     if not config:
         return Quantisation("none")
     if not isinstance(config, Mapping):
-        raise InputError(f"quantization_config is {str(config)[:40]!r}, not a JSON object; {OVERRIDE}")
+        raise unknown(f"{str(config)[:40]!r}, where a JSON object is wanted,")
     # hf_quant_config.json has its values one level below
     inner = config.get("quantization")
     values = {**config, **inner} if isinstance(inner, Mapping) else config
-    method = str(values.get("quant_method") or ("modelopt" if "quant_algo" in values else ""))
-    reader = _READERS.get(method)
-    if reader is None:
-        raise unknown(method or "an unnamed method")
-    rules, experts = reader(values), None
-    if expert_dtype == "fp4":
-        experts = FP8_MXFP4
-    elif expert_dtype is not None and expert_dtype not in ("fp8", "bf16", "bfloat16"):
+    method = str(values.get("quant_method") or ("modelopt" if "quant_algo" in values else "an unnamed method"))
+    if method not in READERS:
+        raise unknown(method[:40])
+    rules = tuple(READERS[method](values))
+    if expert_dtype in (None, "fp8", "bf16", "bfloat16"):
+        return Quantisation(method, rules)
+    if expert_dtype != "fp4":
         raise unknown(f"{method} and expert_dtype {str(expert_dtype)[:40]!r}")
-    return Quantisation(method, tuple(rules), experts)
+    return Quantisation(method, rules, FP8_MXFP4)
 
 
 def unknown(what: str) -> InputError:
@@ -138,10 +153,8 @@ def matcher(patterns: Any, *, loose: bool = False) -> Matcher:
 
     Patterns are compiled one by one, as engines do it: joined, an inline flag such as `(?i)` would be an error.
     """
-    if patterns is None:
-        patterns = ()
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
-        raise InputError(f"quantization_config: {str(patterns)[:60]!r} is no list of modules; {OVERRIDE}")
+        raise unknown(f"a list of modules that is {str(patterns)[:40]!r}")
     expressions, names = list[re.Pattern[str]](), set[str]()
     for pattern in map(str, patterns):
         if not pattern.startswith("re:"):
@@ -151,15 +164,15 @@ def matcher(patterns: Any, *, loose: bool = False) -> Matcher:
         try:
             expressions.append(re.compile(pattern[3:]))
         except re.error as e:
-            raise InputError(f"quantization_config: {pattern[:80]!r} is no regular expression ({e}); {OVERRIDE}") from e
-    wildcards = [name for name in names if "*" in name]
+            raise unknown(f"{pattern[:80]!r}, which is no regular expression ({e}),") from e
+
+    # most of the names of a long list are plain
+    inexact = [pattern for pattern in names if loose or "*" in pattern]
 
     def matches(name: str) -> bool:
-        if name in names or any(fnmatchcase(name, wildcard) for wildcard in wildcards):
+        if name in names or any(expression.match(name) for expression in expressions):
             return True
-        if loose and any(part in name for part in names):
-            return True
-        return any(expression.match(name) for expression in expressions)
+        return any(fnmatchcase(name, pattern) or (loose and pattern in name) for pattern in inexact)
 
     return matches
 
@@ -170,86 +183,71 @@ def ignored(values: Mapping[str, Any], *names: str, loose: bool = False) -> Rule
     return Rule(matcher(listed, loose=loose), None)
 
 
+def describe(config: Any, names: Sequence[str]) -> str:
+    """The values of a format in one line, such as `float 8 channel`; "" for none."""
+    if not isinstance(config, Mapping):
+        return ""
+    return " ".join(str(config[name])[:20] for name in names if config.get(name) is not None)
+
+
+def known_scheme(schemes: Mapping[str, Scheme], method: str, *parts: str) -> Scheme:
+    """The scheme of a format. Raises InputError."""
+    words = ", ".join(part for part in parts if part)
+    if words not in schemes:
+        raise unknown(f"{method} {words or 'without a format'}")
+    return schemes[words]
+
+
 def read_fp8(values: Mapping[str, Any]) -> list[Rule]:
     """quant_method fp8, DeepSeek's and transformers'."""
     block = values.get("weight_block_size")
     if block not in (None, [BLOCK, BLOCK]):
-        raise unknown(f"fp8 in blocks of {str(block)[:40]}, where only {BLOCK} x {BLOCK} can be tuned")
+        raise unknown(f"fp8 in blocks of {str(block)[:40]} ({BLOCK} x {BLOCK} is wanted)")
     scheme = FP8_BLOCK if block else FP8_TENSOR
     return [ignored(values, "ignored_layers", "modules_to_not_convert"), Rule(everything, scheme)]
 
 
 def read_compressed_tensors(values: Mapping[str, Any]) -> list[Rule]:
-    """Groups of compressed-tensors; named modules come before the class `Linear`, which stands for all."""
+    """Groups of compressed-tensors; named modules come before the class `Linear`, which stands for all.
+
+    A model without groups has only its KV cache quantised.
+    """
     groups = values.get("config_groups") or {}
-    if not isinstance(groups, Mapping):
+    if not isinstance(groups, Mapping) or not (groups or values.get("kv_cache_scheme")):
         raise unknown("compressed-tensors without groups")
     named, general = list[Rule](), list[Rule]()
     for name, group in groups.items():
         if not isinstance(group, Mapping):
             raise unknown(f"the preset {str(name)[:40]} of compressed-tensors")
-        if group.get("weights") is None:
-            continue  # only activations or the KV cache
-        scheme = compressed_scheme(group["weights"], group.get("input_activations"))
-        targets = group.get("targets") or []
-        (general if "Linear" in targets else named).append(
-            Rule(everything if "Linear" in targets else matcher(targets), scheme)
-        )
+        weights = describe(group.get("weights"), ("type", "num_bits", "strategy", "group_size", "block_structure"))
+        activations = describe(group.get("input_activations"), ("num_bits",))
+        scheme = known_scheme(COMPRESSED_TENSORS, "compressed-tensors", weights, activations)
+        if "Linear" in (group.get("targets") or ()):
+            general.append(Rule(everything, scheme))
+        else:
+            named.append(Rule(matcher(group.get("targets")), scheme))
     return [ignored(values, "ignore"), *named, *general]
-
-
-def compressed_scheme(weights: Any, activations: Any) -> Scheme:
-    """The scheme of a group's weights and activations."""
-    if not isinstance(weights, Mapping):
-        raise unknown(f"compressed-tensors weights {str(weights)[:40]}")
-    kind = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
-    has_activations = isinstance(activations, Mapping) and activations.get("num_bits") == 8
-    if kind == ("int", 4, "group") and weights.get("group_size") == 32 and not activations:
-        return INT4_GROUP
-    is_blocked = weights.get("block_structure") == [BLOCK, BLOCK]
-    schemes: dict[tuple[Any, Any, Any], Scheme | None] = {
-        ("float", 8, "block"): FP8_BLOCK if is_blocked else None,
-        ("float", 8, "channel"): FP8_CHANNEL,
-        ("float", 8, "tensor"): FP8_TENSOR,
-        ("int", 8, "channel"): INT8_CHANNEL,
-    }
-    scheme = schemes.get(kind)
-    if scheme is None or not has_activations:
-        parts = " ".join(str(part)[:20] for part in (*kind, weights.get("group_size") or "") if part)
-        raise unknown(f"compressed-tensors {parts} weights{'' if has_activations else ' alone'}")
-    return scheme
 
 
 def read_quark(values: Mapping[str, Any]) -> list[Rule]:
     """AMD Quark: modules that are excluded, modules with a scheme of their own, all others."""
-    rules = [ignored(values, "exclude")]
     layers = values.get("layer_quant_config") or {}
     if not isinstance(layers, Mapping):
         raise unknown("quark with a layer_quant_config that is no JSON object")
-    rules += [Rule(matcher([pattern]), quark_scheme(config)) for pattern, config in layers.items()]
-    return [*rules, Rule(everything, quark_scheme(values.get("global_quant_config")))]
+    named = [Rule(matcher([pattern]), quark_scheme(config)) for pattern, config in layers.items()]
+    return [ignored(values, "exclude"), *named, Rule(everything, quark_scheme(values.get("global_quant_config")))]
 
 
 def quark_scheme(config: Any) -> Scheme:
     """The scheme of a Quark config."""
-    parts = [config.get(name) if isinstance(config, Mapping) else None for name in ("weight", "input_tensors")]
-    weight, inputs = (part if isinstance(part, Mapping) else {} for part in parts)
-    kinds = [(part.get("dtype"), part.get("qscheme")) for part in (weight, inputs)]
-    if kinds == [("fp4", "per_group")] * 2 and weight.get("group_size") == inputs.get("group_size") == 32:
-        return MXFP4
-    if kinds[0] == ("fp8_e4m3", "per_channel") and kinds[1][0] == "fp8_e4m3":
-        return FP8_CHANNEL
-    if kinds == [("fp8_e4m3", "per_tensor")] * 2:
-        return FP8_TENSOR
-    raise unknown(f"quark {str(weight.get('dtype'))[:20]} {str(weight.get('qscheme'))[:20]}")
+    parts = config if isinstance(config, Mapping) else {}
+    words = [describe(parts.get(name), ("dtype", "qscheme", "group_size")) for name in ("weight", "input_tensors")]
+    return known_scheme(QUARK, "quark", *words)
 
 
 def read_modelopt(values: Mapping[str, Any]) -> list[Rule]:
     """NVIDIA ModelOpt."""
-    algorithm = str(values.get("quant_algo"))[:40]
-    scheme = _MODELOPT.get(algorithm)
-    if scheme is None:
-        raise unknown(f"modelopt {algorithm}")
+    scheme = known_scheme(MODELOPT, "modelopt", str(values.get("quant_algo"))[:40])
     return [ignored(values, "exclude_modules", "ignore", loose=True), Rule(everything, scheme)]
 
 
@@ -258,7 +256,7 @@ def read_mxfp4(values: Mapping[str, Any]) -> list[Rule]:
     return [ignored(values, "modules_to_not_convert"), Rule(is_experts, MXFP4_WEIGHTS)]
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], list[Rule]]] = {
+READERS: dict[str, Callable[[Mapping[str, Any]], list[Rule]]] = {
     "fp8": read_fp8,
     "compressed-tensors": read_compressed_tensors,
     "quark": read_quark,

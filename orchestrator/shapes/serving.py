@@ -5,9 +5,18 @@ The only knowledge of models that is ours. Names of modules decide: a block is a
 that has such a block within it, is unknown: its weights are named and not listed, because a server may fuse with them
 what we do not know.
 
-M is the number of tokens, N output features, K input features. `columns` splits N over the ranks, `rows` splits K,
-`whole` is the same on every rank. `heads` is q, k and v in one: key-value heads are copied where there are fewer than
-ranks (`QKVParallelLinear` in vLLM's layers/linear.py). `groups`: a batched GEMM, a group a batch.
+M is the number of tokens, N output features, K input features. How a rank has its part of a GEMM:
+
+    columns       N is split over the ranks
+    head_columns  the same, where each rank must have whole heads
+    heads         q, k and v in one: columns, but key-value heads are copied if there are fewer than ranks
+                  (`QKVParallelLinear` in vLLM's layers/linear.py)
+    rows          K is split
+    whole         each rank has all of it
+    vocabulary    columns after padding
+    mamba         the parts of Mamba-2's in_proj are split one by one
+    groups        a batched GEMM with a group a batch; the batches are split
+    absorbed      a batched GEMM with a head a batch; the batches are split
 
 Sources: vLLM 0.33, `model_executor/models/` (llama, deepseek_v2, qwen3_next, granitemoehybrid, nemotron_h, lfm2,
 falcon, gpt2, phi3, bloom), `models/deepseek_v4/{attention,compressor}.py`, `models/deepseek_v32/attention.py`,
@@ -18,16 +27,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.shapes.model_class import Listing, Weight
+from orchestrator.shapes.quantisation import Quantisation, Scheme
 from worker.text import plural
 
 MAX_INT = 2**31 - 1
 VOCABULARY_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE), SGLang too."""
+HEAD_NUMBERS = ("num_heads", "num_k_heads", "num_v_heads")
+"""Names that a block has for numbers of its heads."""
 
 FORMS = """
 self_attn attention attn self_attention mixer:
@@ -44,11 +57,14 @@ self_attn attention attn self_attention mixer:
     heads qkv = query_key_value; rows o = dense
     heads qkv = c_attn; rows o = c_proj
     # multi-head latent attention (DeepSeek-V2 report, section 2.1), with and without a low-rank q
-    whole apart q_a = q_a_proj; whole q_kv_a = q_a_proj kv_a_proj_with_mqa; columns q_b = q_b_proj;
-        whole apart kv_a = kv_a_proj_with_mqa; columns kv_b = kv_b_proj; rows o = o_proj
-    columns q = q_proj; whole kv_a = kv_a_proj_with_mqa; columns kv_b = kv_b_proj; rows o = o_proj
+    # absorb_k and absorb_v stand for kv_b in decoding (section 2.1.2)
+    whole apart q_a = q_a_proj; whole q_kv_a = q_a_proj kv_a_proj_with_mqa; head_columns q_b = q_b_proj;
+        whole apart kv_a = kv_a_proj_with_mqa; head_columns kv_b = kv_b_proj;
+        absorbed apart absorb_k = kv_b_proj; absorbed apart absorb_v = kv_b_proj; rows o = o_proj
+    head_columns q = q_proj; whole kv_a = kv_a_proj_with_mqa; head_columns kv_b = kv_b_proj;
+        absorbed apart absorb_k = kv_b_proj; absorbed apart absorb_v = kv_b_proj; rows o = o_proj
     # DeepSeek-V4: fused_wqa_wkv, wq_b, wo_a (a batched GEMM, a group a batch), wo_b
-    whole q_kv_a = q_a_proj kv_proj; columns q_b = q_b_proj; groups o_a = o_a_proj; rows o_b = o_b_proj
+    whole q_kv_a = q_a_proj kv_proj; head_columns q_b = q_b_proj; groups o_a = o_a_proj; rows o_b = o_b_proj
 compressor:
     # fused_wkv_wgate of DeepSeek-V4 has no quant_config; nor has weights_proj of its indexer
     whole unquantised compressor_kv_gate = kv_proj gate_proj
@@ -60,8 +76,9 @@ indexer:
     whole index_q = wq_b; whole unquantised index_k = wk weights_proj
 linear_attn:
     # gated delta net of Qwen3-Next, and of Qwen3.5, which stores the same weights in four
-    columns in_qkvz = in_proj_qkvz; columns unquantised in_ba = in_proj_ba; rows gdn_o = out_proj
-    columns in_qkvz = in_proj_qkv in_proj_z; columns unquantised in_ba = in_proj_b in_proj_a; rows gdn_o = out_proj
+    head_columns in_qkvz = in_proj_qkvz; head_columns unquantised in_ba = in_proj_ba; rows gdn_o = out_proj
+    head_columns in_qkvz = in_proj_qkv in_proj_z; head_columns unquantised in_ba = in_proj_b in_proj_a;
+        rows gdn_o = out_proj
 mamba mixer:
     mamba mamba_in = in_proj; rows mamba_out = out_proj
 mlp feed_forward mlps mixer moe block_sparse_moe:
@@ -112,12 +129,12 @@ class Gemm:
 
 def read_forms(text: str) -> dict[tuple[str, frozenset[str]], tuple[Gemm, ...]]:
     """The GEMMs by the name of a block and the projections that it has."""
-    forms, blocks = dict[tuple[str, frozenset[str]], tuple[Gemm, ...]](), list[str]()
-    lines = text.replace(";\n", ";").splitlines()
-    for line in (line.strip() for line in lines if line.strip()):
+    forms = dict[tuple[str, frozenset[str]], tuple[Gemm, ...]]()
+    blocks = list[str]()
+    for line in text.replace(";\n", ";").split("\n"):
         if line.endswith(":"):
             blocks = line[:-1].split()
-        elif not line.startswith("#"):
+        elif line and not line.lstrip().startswith("#"):
             gemms = tuple(map(read_gemm, line.split(";")))
             projections = frozenset(part for gemm in gemms for part in gemm.parts)
             forms |= {(block, projections): gemms for block in blocks}
@@ -132,258 +149,283 @@ def read_gemm(text: str) -> Gemm:
 
 
 GEMMS_OF = read_forms(FORMS)
-# GEMMs whose columns are whole heads -> the numbers of those heads in their block
-HEADS = {
-    **dict.fromkeys(("q", "q_b", "kv_b"), ("num_heads",)),
-    **dict.fromkeys(("in_qkvz", "in_ba"), ("num_k_heads", "num_v_heads")),
-}
 HEAD = read_gemm("vocabulary unquantised lm_head = lm_head")
 # parameters that no GEMM of the language model reads: by their module's class, their own name, the tower they are in
 NO_GEMM = re.compile(r"Embedding|Conv\dd|Norm")
-MODALITIES = re.compile(r"(?:\A|[._])(?:vision|visual|image|img|audio|video|speech)")
 NO_GEMM_NAMES = re.compile(r"(?:_bias|bias|A_log)\Z|embed_tokens")
+MODALITIES = re.compile(r"(?:\A|[._])(?:vision|visual|image|img|audio|video|speech)")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedGemm:
+    """A GEMM of one block of the model, with its weights. `scheme` None: they have 16 bits."""
+
+    gemm: Gemm
+    weights: tuple[Weight, ...]
+    scheme: Scheme | None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of `layers` layers, as the class has them. `has_gate`: up and gate are one weight."""
+
+    model_dim: int
+    inter_dim: int
+    experts: int
+    has_gate: bool
+    scheme: Scheme | None
+    layers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The GEMMs and experts of a model, the same for each number of ranks, and the weights that no form places.
+
+    `shared_inter`: width of all shared experts of a layer together.
+    """
+
+    listing: Listing
+    gemms: tuple[PlacedGemm, ...]
+    experts: tuple[Experts, ...]
+    shared_inter: int
+    unknown: tuple[Weight, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One kind of GEMM of a rank. `b`: the size of the batch; 0: the GEMM is not batched. `count`: how often a rank
-    runs it in one forward pass. `paths`: the weights of each of those."""
+    runs it in one forward pass."""
 
     gemm: Gemm
     n: int
     k: int
     b: int
     bias: bool
-    paths: tuple[tuple[str, ...], ...]
+    scheme: Scheme | None
+    count: int = 1
 
     @property
     def name(self) -> str:
         """The name that --layers knows."""
         return self.gemm.name
 
-    @property
-    def count(self) -> int:
-        """How often a rank runs it in one forward pass."""
-        return len(self.paths)
 
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Experts of some layers, as the class has them. `has_gate`: up and gate are one weight."""
-
-    model_dim: int
-    inter_dim: int
-    experts: int
-    has_gate: bool
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The GEMMs of a model's blocks, the same for each number of ranks, and the weights that no form places.
-
-    `blocks`: (form's GEMM, its weights) of each block, in the order of the model.
-    """
-
-    listing: Listing
-    gemms: tuple[tuple[Gemm, tuple[Weight, ...]], ...]
-    experts: tuple[Experts, ...]
-    shared_inter: int
-    unknown: tuple[Weight, ...]
-
-
-def place(listing: Listing) -> Placed:
-    """Find the form of each block. Raises InputError where the model has no GEMM of a decoder that we know."""
+def place(listing: Listing, quantisation: Quantisation) -> Placed:
+    """Find the form of each block. Raises InputError if the model has no GEMM of a decoder that we know."""
     blocks: dict[str, dict[str, Weight]] = defaultdict(dict)
-    experts, unknown, gemms = list[Weight](), list[Weight](), list[tuple[Gemm, tuple[Weight, ...]]]()
     for weight in listing.weights:
         block, _, name = weight.path.rpartition(".")
-        if NO_GEMM.search(weight.kind) or NO_GEMM_NAMES.search(name) or MODALITIES.search(weight.path):
-            continue
-        if block.rpartition(".")[2] == "experts":
-            experts.append(weight)
-        else:
+        if not (NO_GEMM.search(weight.kind) or NO_GEMM_NAMES.search(name) or MODALITIES.search(weight.path)):
             blocks[block][name] = weight
-    found = {block: gemms_of(block, weights) for block, weights in blocks.items()}
-    strange_blocks = [block for block in blocks if not found[block]]
+    unknown_blocks = {block for block, weights in blocks.items() if not is_known(block, weights)}
+    # MiniMax-M3's servers fuse the indexer within an attention with q, k and v
+    around_unknown = {block for block in blocks if any(inner.startswith(f"{block}.") for inner in unknown_blocks)}
+    gemms, unknown = list[PlacedGemm](), list[Weight]()
+    experts = Counter[Experts]()
     for block, weights in blocks.items():
-        # MiniMax-M3's servers fuse the indexer within an attention with q, k and v
-        if any(f"{strange}.".startswith(f"{block}.") for strange in strange_blocks):
+        if block in unknown_blocks | around_unknown:
             unknown += weights.values()
-            continue
-        gemms += [(gemm, tuple(weights[part] for part in gemm.parts)) for gemm in found[block]]
-    known, strange = place_experts(experts)
-    if not any(gemm.split in ("heads", "rows") for gemm, _ in gemms):
+        elif is_experts(block):
+            experts[place_experts(block, weights, quantisation)] += 1
+        else:
+            gemms += [place_gemm(gemm, weights, quantisation) for gemm in gemms_of(block, weights)]
+    if not any(placed.gemm.split in ("heads", "rows") for placed in gemms):
         raise InputError(f"model type {listing.model_type}: no GEMM of a decoder layer is known, so nothing is listed")
-    shared = {g.name: w for g, w in gemms}.get("shared_down", ())
-    inter = shared[0].shape[1] if shared else 0
-    return Placed(listing, tuple(gemms), tuple(known), inter, (*unknown, *strange))
+    shared = [placed.weights[0].shape[1] for placed in gemms if placed.gemm.name == "shared_down"]
+    counted = tuple(replace(kind, layers=layers) for kind, layers in experts.items())
+    return Placed(listing, tuple(gemms), counted, max(shared, default=0), tuple(unknown))
+
+
+def is_experts(block: str) -> bool:
+    """Whether a block holds the routed experts of a layer."""
+    return block.rpartition(".")[2] == "experts"
+
+
+def is_known(block: str, weights: Mapping[str, Weight]) -> bool:
+    """Whether a server's GEMMs of a block are known."""
+    if is_experts(block):
+        return expert_sizes(weights) is not None
+    return bool(gemms_of(block, weights))
 
 
 def gemms_of(block: str, weights: Mapping[str, Weight]) -> tuple[Gemm, ...]:
-    """The GEMMs of a block, none where no form has exactly its projections."""
+    """The GEMMs of a block, none if no form has exactly its projections."""
     if list(weights) == ["lm_head"]:
         return (HEAD,)
+    if any(len(weight.shape) != 2 for weight in weights.values()):
+        return ()
     names = [word for word in block.split(".") if not word.isdigit()]
     gemms = GEMMS_OF.get((names[-1] if names else "", frozenset(weights)), ())
-    is_flat = all(len(weight.shape) == 2 for weight in weights.values())
-    is_known = all(is_mamba_2(weights[gemm.parts[0]]) for gemm in gemms if gemm.split == "mamba")
-    return gemms if is_flat and is_known else ()
+    if gemms and gemms[0].split == "mamba" and not is_mamba_2(weights[gemms[0].parts[0]]):
+        return ()
+    return gemms
 
 
-def place_experts(weights: Iterable[Weight]) -> tuple[list[Experts], list[Weight]]:
-    """(experts of equal sizes with the layers that have them, weights of experts of a kind that is not known)."""
-    by_block: dict[str, dict[str, Weight]] = defaultdict(dict)
-    for weight in weights:
-        block, _, name = weight.path.rpartition(".")
-        by_block[block][name] = weight
-    found: dict[tuple[int, int, int, bool], list[str]] = defaultdict(list)
-    strange = list[Weight]()
-    for block, parts in by_block.items():
-        sizes = expert_sizes(parts)
-        if sizes is None:
-            strange += parts.values()
-        else:
-            found[sizes].append(block)
-    return [Experts(*sizes, tuple(paths)) for sizes, paths in found.items()], strange
+def place_gemm(gemm: Gemm, weights: Mapping[str, Weight], quantisation: Quantisation) -> PlacedGemm:
+    """A GEMM with its weights among those of its block."""
+    parts = tuple(weights[part] for part in gemm.parts)
+    scheme = quantisation.scheme_of([part.path for part in parts]) if gemm.is_quantised else None
+    return PlacedGemm(gemm, parts, scheme)
 
 
-def expert_sizes(parts: Mapping[str, Weight]) -> tuple[int, int, int, bool] | None:
-    """(model_dim, inter_dim, experts, whether they have a gate), None where the class does not say how it stores them.
+def place_experts(block: str, weights: Mapping[str, Weight], quantisation: Quantisation) -> Experts:
+    """The experts of a layer of a known kind. Raises InputError for a size out of range."""
+    sizes = expert_sizes(weights)
+    assert sizes is not None, "its block is known"
+    if not 0 < min(sizes[:3]) <= max(sizes[:3]) <= MAX_INT:
+        raise InputError(f"{sizes[2]} experts {sizes[1]} wide with {sizes[0]} inputs: sizes are from 1 to {MAX_INT}")
+    return Experts(*sizes, quantisation.scheme_of([block], experts=True))
 
-    LongCat's `gate_up_proj` has rows for experts that compute nothing; `down_proj` has the real ones only.
+
+def expert_sizes(weights: Mapping[str, Weight]) -> tuple[int, int, int, bool] | None:
+    """(model_dim, inter_dim, experts, whether they have a gate), None if the class does not say how it stores them.
+
+    Some classes store a weight as (input, output). With a gate the sizes show it, because up has twice the width of
+    down. LongCat's `gate_up_proj` also has experts that compute nothing; `down_proj` has the real ones only.
     """
-    has_gate = "gate_up_proj" in parts
-    up, down = parts.get("gate_up_proj" if has_gate else "up_proj"), parts.get("down_proj")
-    is_known = up and down and len(parts) == 2 and len(up.shape) == len(down.shape) == 3
-    if not is_known or up is None or down is None or up.transposed is None or up.transposed != down.transposed:
+    has_gate = "gate_up_proj" in weights
+    up, down = weights.get("gate_up_proj" if has_gate else "up_proj"), weights.get("down_proj")
+    if up is None or down is None or len(weights) != 2 or not len(up.shape) == len(down.shape) == 3:
         return None
-    (outputs, inputs), (model_dim, inter) = up.shape[1:], down.shape[1:]
-    if up.transposed:
-        outputs, inputs, model_dim, inter = inputs, outputs, inter, model_dim
-    if not 0 < min(inter, model_dim) <= max(inter, model_dim) <= MAX_INT:
-        raise InputError(f"experts would be {inter} wide and take {model_dim} values: sizes are from 1 to {MAX_INT}")
-    fits = inputs == model_dim and outputs == inter * (2 if has_gate else 1)
-    return (model_dim, inter, down.shape[0], has_gate) if fits else None
+    for transposed in (False, True) if has_gate else (up.transposed,):
+        (outputs, inputs), (model_dim, inter) = up.shape[1:], down.shape[1:]
+        if transposed:
+            outputs, inputs, model_dim, inter = inputs, outputs, inter, model_dim
+        is_whole = inputs == model_dim and outputs == inter * (2 if has_gate else 1)
+        if is_whole and transposed is not None:
+            return model_dim, inter, down.shape[0], has_gate
+    return None
 
 
-def rank_layers(placed: Placed, tp: int) -> list[Layer]:
-    """Every GEMM of one rank of `tp`, in the order of the model. Raises InputError where `tp` does not fit."""
-    found: dict[tuple[Gemm, int, int, int, bool], list[tuple[str, ...]]] = defaultdict(list)
-    faults = Counter[str]()
-    for gemm, weights in placed.gemms:
+def rank_layers(placed: Placed, tp: int, only: Sequence[str] = ()) -> list[Layer]:
+    """Every GEMM of one rank of `tp`, in the order of the model. `only`: names of weights that no form places, which
+    are listed as they are. Raises InputError if `tp` does not fit."""
+    layers = Counter[Layer]()
+    faults = dict[str, None]()
+    named = [weight for weight in placed.unknown if name_of(weight) in only and len(weight.shape) == 2]
+    for placed_gemm in (*placed.gemms, *map(as_it_is, named)):
+        gemm, first = placed_gemm.gemm, placed_gemm.weights[0]
         try:
-            b, n, k = rank_sizes(placed, gemm, weights, tp)
+            b, n, k = rank_sizes(placed.listing.config, placed_gemm, tp)
         except InputError as e:
-            faults.update(e.faults)
+            faults |= dict.fromkeys(e.faults)
             continue
         if not 0 < min(n, k) <= max(n, k) <= MAX_INT:
-            faults[f"{gemm.name} would have N {n} and K {k}: sizes are from 1 to {MAX_INT}"] += 1
-        found[gemm, n, k, b, weights[0].bias].append(tuple(weight.path for weight in weights))
-        if gemm.name == "kv_b":
-            for absorbed, size in absorbed_products(weights[0], tp).items():
-                found[absorbed, size[1], size[2], size[0], False].append((weights[0].path,))
+            faults[f"{gemm.name} would have N {n} and K {k}: sizes are from 1 to {MAX_INT}"] = None
+        layers[Layer(gemm, n, k, b, first.bias, placed_gemm.scheme)] += 1
     if faults:
         raise InputError(list(faults))
-    return [Layer(*key, tuple(paths)) for key, paths in found.items()]
+    return [replace(layer, count=count) for layer, count in layers.items()]
 
 
-def rank_sizes(placed: Placed, gemm: Gemm, weights: tuple[Weight, ...], tp: int) -> tuple[int, int, int]:
-    """(B, N, K) of a rank; B 0: not batched."""
-    sizes = [weight.shape[::-1] if weight.transposed else weight.shape for weight in weights]
-    n, k = sum(size[0] for size in sizes), sizes[0][1]
-    if gemm.split == "whole":
+def as_it_is(weight: Weight) -> PlacedGemm:
+    """A weight that no form places, as a GEMM that each rank has."""
+    return PlacedGemm(Gemm(name_of(weight), (weight.path,), "whole"), (weight,), None)
+
+
+def rank_sizes(config: Mapping[str, Any], placed: PlacedGemm, tp: int) -> tuple[int, int, int]:
+    """(B, N, K) of a rank; B 0: not batched. Raises InputError if `tp` does not fit."""
+    name, split = placed.gemm.name, placed.gemm.split
+    weights = placed.weights
+    rows = [matrix(weight)[0] for weight in weights]
+    n, k = sum(rows), matrix(weights[0])[1]
+    block = weights[0].sizes
+    if split == "rows":
+        return 0, n, divided(k, tp, f"the width {k} of {name}")
+    if split == "heads":
+        return 0, rank_heads(config, block, rows, tp), k
+    if split == "mamba":
+        return 0, rank_mamba(block, tp), k
+    if split == "groups":
+        return divided(block["n_groups"], tp, f"the groups of {name}"), n // block["n_groups"], k
+    if split == "absorbed":
+        heads, v = block["num_heads"], block["v_head_dim"]
+        sizes = (k, n // heads - v) if name == "absorb_k" else (v, k)
+        return divided(heads, tp, f"the {heads} heads"), *sizes
+    if split == "vocabulary":
+        n = -(-n // VOCABULARY_PADDING) * VOCABULARY_PADDING
+        return 0, divided(n, tp, f"the padded vocabulary {n}"), k
+    if split == "head_columns":
+        for heads in (block[number] for number in HEAD_NUMBERS if number in block):
+            divided(heads, tp, f"the {heads} heads of {name}")
+    if split == "whole":
         return 0, n, k
-    if gemm.split == "vocabulary":
-        padded = -(-n // VOCABULARY_PADDING) * VOCABULARY_PADDING
-        return 0, -(-padded // tp), k
-    if gemm.split == "rows":
-        return 0, n, divided(k, tp, f"the width {k} of {gemm.name}")
-    if gemm.split == "heads":
-        return 0, rank_heads(placed, weights, [size[0] for size in sizes], tp), k
-    if gemm.split == "mamba":
-        return 0, rank_mamba(weights[0], tp), k
-    if gemm.split == "groups":
-        groups = weights[0].sizes["n_groups"]
-        return divided(groups, tp, f"the {groups} groups of {gemm.name}"), n // groups, k
-    for name in HEADS.get(gemm.name, ()):
-        heads = weights[0].sizes.get(name, 1)
-        divided(heads, tp, f"the {heads} heads of {gemm.name}")
-    for weight, size in zip(weights, sizes, strict=True):
-        divided(size[0], tp, f"the width {size[0]} of {weight.path.rpartition('.')[2]}")
+    for weight, width in zip(weights, rows, strict=True):
+        divided(width, tp, f"the width {width} of {name_of(weight)}")
     return 0, n // tp, k
 
 
+def matrix(weight: Weight) -> tuple[int, int]:
+    """(outputs, inputs) of a weight of two dimensions."""
+    outputs, inputs = weight.shape
+    return (inputs, outputs) if weight.transposed else (outputs, inputs)
+
+
 def divided(number: int, tp: int, what: str) -> int:
-    """A rank's share. Raises InputError where it is not whole."""
+    """A rank's share. Raises InputError if it is not whole."""
     if number % tp:
         raise InputError(f"--tp {tp} does not divide {what}")
     return number // tp
 
 
-def rank_heads(placed: Placed, weights: tuple[Weight, ...], rows: list[int], tp: int) -> int:
-    """N of q, k and v in one, with a copy of a key-value head where there are fewer than ranks.
+def rank_heads(config: Mapping[str, Any], block: Mapping[str, int], rows: Sequence[int], tp: int) -> int:
+    """N of q, k and v in one, with a copy of a key-value head if there are fewer than ranks.
 
-    q may be twice as wide as its heads, where a gate comes with it (Qwen3-Next).
+    q may be twice as wide as its heads, if a gate comes with it (Qwen3-Next), and v another width than k (MiMo-V2).
     """
-    config = placed.listing.config
     heads = int(config["num_attention_heads"])
-    head_dim = weights[0].sizes.get("head_dim") or int(config["hidden_size"]) // heads
+    head_dim = block.get("head_dim") or int(config["hidden_size"]) // heads
     q = rows[0] if len(rows) == 3 else heads * head_dim
-    kv_rows = rows[1] if len(rows) == 3 else (rows[0] - q) // 2
-    kv_heads = kv_rows // head_dim
-    if q + 2 * kv_rows != sum(rows) or not kv_heads or kv_heads * head_dim != kv_rows or q % (heads * head_dim):
-        raise InputError(f"q, k and v of {rows} rows do not fit {heads} heads of {head_dim}")
+    k = rows[1] if len(rows) == 3 else (rows[0] - q) // 2
+    v = sum(rows) - q - k
+    kv_heads = k // head_dim
+    if kv_heads < 1 or k % head_dim or v % kv_heads or q % (heads * head_dim):
+        raise InputError(f"q, k and v of {', '.join(map(str, rows))} rows do not fit {heads} heads of {head_dim}")
     if heads % kv_heads:
         raise InputError(f"{heads} attention heads are not a multiple of the {kv_heads} key-value heads")
     divided(heads, tp, f"the {heads} attention heads")
     if kv_heads % tp and tp % kv_heads:
         raise InputError(f"--tp {tp} and {kv_heads} key-value heads: neither divides the other")
-    return q // tp + 2 * max(kv_heads // tp, 1) * head_dim
+    return q // tp + max(kv_heads // tp, 1) * (k + v) // kv_heads
 
 
-def mamba_sizes(weight: Weight) -> tuple[int, int, int, int]:
+def mamba_sizes(block: Mapping[str, int]) -> tuple[int, int, int, int]:
     """(inner width, heads, state, groups) of the block."""
     names = ("intermediate_size", "num_heads", "ssm_state_size", "n_groups")
-    inner, heads, state, groups = (weight.sizes.get(name, 0) for name in names)
+    inner, heads, state, groups = (block.get(name, 0) for name in names)
     return inner, heads, state, groups
 
 
 def is_mamba_2(weight: Weight) -> bool:
     """Whether in_proj has a gate and x, B and C of each group, and a step size a head."""
-    inner, heads, state, groups = mamba_sizes(weight)
+    inner, heads, state, groups = mamba_sizes(weight.sizes)
     return groups > 0 and weight.shape[0] == 2 * inner + 2 * groups * state + heads
 
 
-def rank_mamba(weight: Weight, tp: int) -> int:
+def rank_mamba(block: Mapping[str, int], tp: int) -> int:
     """N of Mamba-2's in_proj. One group is copied to each rank; several must be a multiple of the ranks (vLLM's
     mamba_mixer2.py asserts it)."""
-    inner, heads, state, groups = mamba_sizes(weight)
+    inner, heads, state, groups = mamba_sizes(block)
     if groups > 1:
         divided(groups, tp, f"the {groups} groups of mamba_in")
     divided(heads, tp, f"the {heads} heads of mamba_in")
     return 2 * inner // tp + 2 * max(groups // tp, 1) * state + heads // tp
 
 
-def absorbed_products(kv_b: Weight, tp: int) -> dict[Gemm, tuple[int, int, int]]:
-    """(B, N, K) of the two batched GEMMs that stand for kv_b in decoding (DeepSeek-V2 report, section 2.1.2)."""
-    heads, rank = kv_b.sizes["num_heads"] // tp, kv_b.shape[1]
-    v = kv_b.sizes["v_head_dim"]
-    nope = kv_b.shape[0] // kv_b.sizes["num_heads"] - v
-    absorb_k, absorb_v = (Gemm(name, ("kv_b_proj",), "batches", True) for name in ("absorb_k", "absorb_v"))
-    return {absorb_k: (heads, rank, nope), absorb_v: (heads, v, rank)}
-
-
 def name_of(weight: Weight) -> str:
-    """The name that --layers has for a weight that no form places: its path within a layer."""
+    """A weight's path within a layer, which --layers takes for one that no form places."""
     return re.split(r"\.\d+\.", weight.path)[-1]
 
 
 def describe_unknown(placed: Placed) -> list[str]:
     """A sentence about each kind of weight that no form places."""
     kinds = Counter((name_of(weight), weight.shape) for weight in placed.unknown)
-    return [
-        f"not listed: {name} {'x'.join(map(str, shape))} ({plural(n, 'weight')}), because gemmfleet does not know how a"
-        f" server runs it; --layers {name} lists it as it is"
-        for (name, shape), n in kinds.items()
-    ]
+    sentences = list[str]()
+    for (name, shape), number in kinds.items():
+        sizes = "x".join(map(str, shape))
+        hint = f"; --layers {name} lists it as it is" if len(shape) == 2 else ""
+        sentences.append(
+            f"not listed: {name} {sizes} ({plural(number, 'weight')}), because gemmfleet does not know how a server"
+            f" runs it{hint}"
+        )
+    return sentences

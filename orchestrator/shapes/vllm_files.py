@@ -13,12 +13,13 @@ from dataclasses import replace
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.from_model import ModelShapes, Ranks, expert_columns, expert_shapes, model_shapes
+from orchestrator.shapes.from_model import ModelShapes, Ranks, expert_columns, model_shapes
 from orchestrator.shapes.model_config import Model
 from orchestrator.shapes.quantisation import BLOCK, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR
 from orchestrator.shapes.serving import Experts, rank_layers
 
-FILES = (FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR)
+WITH_FILES = (None, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR)
+"""Schemes of experts whose config files gemmfleet tunes; None: 16 bits."""
 LINEAR, EXPERTS = "a8w8_blockscale", "fmoe"
 
 
@@ -26,103 +27,89 @@ def vllm_shapes(
     model: Model, ms: Sequence[int], ranks: Ranks, columns: Mapping[str, str]
 ) -> tuple[dict[str, ModelShapes], list[str]]:
     """(the shapes of a rank by family, sentences about them). `columns`: values for key columns of fmoe. Raises
-    InputError where vLLM would not load the model so, or looks up no config file for it."""
+    InputError if vLLM would not load the model so, or looks up no config file for it."""
     notes, found = list[str](), dict[str, ModelShapes]()
-    names = block_layers(model, ranks.tp)
-    if names:
+    if names := block_layers(model, ranks.tp):
         found[LINEAR] = model_shapes(model, get_family(LINEAR), ms, ranks, only=names)
-    if model.placed.experts:
-        left_out = broken_blocks(model, ranks)
-        if left_out:
-            notes.append(left_out)
-        else:
-            found[EXPERTS] = one_file(model, expert_shapes(model, get_family(EXPERTS), ms, ranks, columns))
+    reasons = [reason for experts in model.placed.experts if (reason := without_file(experts, ranks))]
+    if reasons:
+        notes.append(f"left out the experts, {reasons[0]}")
+    elif model.placed.experts:
+        shapes = model_shapes(model, get_family(EXPERTS), ms, ranks, columns=columns)
+        # fp8 by channel and by tensor have one file in vLLM, whose look-up knows no channels (`_get_config_dtype_str`)
+        calls = {
+            tuple("QuantType.per_Tensor" if cell == "QuantType.per_Token" else cell for cell in key): count
+            for key, count in shapes.calls.items()
+        }
+        found[EXPERTS] = replace(shapes, calls=calls)
     if not found:
         raise InputError(["vLLM looks up no config file of block FP8 or of fused experts for this model", *notes])
     return found, notes
 
 
 def block_layers(model: Model, tp: int) -> list[str]:
-    """Names of the layers in block FP8. Raises InputError where a rank would have a part of a block."""
-    broken, names = list[str](), list[str]()
-    for layer in rank_layers(model.placed, tp):
-        if layer.b or layer.gemm.is_apart or not layer.gemm.is_quantised:
-            continue
-        if not any(model.quantisation.scheme_of(paths) is FP8_BLOCK for paths in layer.paths):
-            continue
-        names.append(layer.name)
+    """Names of the layers in block FP8. Raises InputError if a rank would have a part of a block."""
+    layers = [layer for layer in rank_layers(model.placed, tp) if layer.scheme is FP8_BLOCK]
+    layers = [layer for layer in layers if not (layer.b or layer.gemm.is_apart)]
+    broken = list[str]()
+    for layer in layers:
         size = layer.k if layer.gemm.split == "rows" else layer.n
         block = 2 * BLOCK if layer.name.endswith("gate_up") else BLOCK
         if layer.gemm.split != "whole" and size % block:
             broken.append(layer.name)
     if broken and tp > 1:
         raise InputError(f"vLLM refuses --tp {tp}: blocks of {BLOCK} do not divide a rank's {', '.join(broken)}")
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(layer.name for layer in layers))
 
 
-def broken_blocks(model: Model, ranks: Ranks) -> str:
-    """Why the experts have no config file: a rank's width is not whole blocks. "" where they have one."""
-    for experts in model.placed.experts:
-        schemes = {model.quantisation.scheme_of([path], experts=True) for path in experts.paths}
-        if strange := [scheme.name for scheme in schemes if scheme and scheme not in FILES]:
-            return f"left out the experts, stored as {strange[0]}: gemmfleet tunes files for bf16 and fp8 experts only"
-        width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
-        if FP8_BLOCK not in schemes or not width % BLOCK:
-            continue
-        block = math.gcd(BLOCK, width, experts.model_dim)
-        if block < 32:
-            raise InputError(f"vLLM refuses --tp {ranks.tp}: experts {width} wide on a rank would need blocks below 32")
-        return (
-            f"left out the experts, {width} wide on a rank: there vLLM makes the scales' blocks {block} x {block}, and"
-            f" only {BLOCK} x {BLOCK} can be tuned"
-        )
-    return ""
-
-
-def one_file(model: Model, shapes: ModelShapes) -> ModelShapes:
-    """fp8 by channel and by tensor have one file in vLLM, whose look-up knows no channels (`_get_config_dtype_str`)."""
-    calls = {
-        tuple("QuantType.per_Tensor" if cell == "QuantType.per_Token" else cell for cell in key): n
-        for key, n in shapes.calls.items()
-    }
-    return replace(shapes, calls=calls)
+def without_file(experts: Experts, ranks: Ranks) -> str:
+    """Why experts have no config file that gemmfleet tunes, "" if they have one. Raises InputError."""
+    if experts.scheme not in WITH_FILES:
+        return f"stored as {experts.scheme.name}: gemmfleet tunes files for bf16 and fp8 experts only"
+    width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
+    if experts.scheme is not FP8_BLOCK or width % BLOCK == 0:
+        return ""
+    block = math.gcd(BLOCK, width, experts.model_dim)
+    if block < 32:
+        raise InputError(f"vLLM refuses --tp {ranks.tp}: experts {width} wide on a rank would need blocks below 32")
+    return (
+        f"{width} wide on a rank: there vLLM makes the scales' blocks {block} x {block}, and only {BLOCK} x {BLOCK} can"
+        " be tuned"
+    )
 
 
 def file_columns(model: Model, columns: Mapping[str, str]) -> dict[str, str]:
     """`columns` with those that the name of a MoE config file lacks: E and N are there as `expert` and `inter_dim`.
 
     Shared experts that run as routed ones make E larger, and every token takes them. A `topk` that the user gave says
-    how many, as redundant experts make E larger, too. Raises InputError where E and N are not a rank's of this model.
+    how many, as redundant experts make E larger, too. Raises InputError if E and N are not a rank's of this model.
     """
-    if not model.placed.experts:
-        raise InputError(f"--model: model type {model.model_type} has no experts, but the log names files of experts")
     local, width = int(columns["expert"]), int(columns["inter_dim"])
     fitting = [experts for experts in model.placed.experts if width and experts.inter_dim % width == 0]
-    topks = {str(topk) for experts in fitting for topk in possible_topks(model, experts, local)}
-    if "topk" in columns and fitting:
-        topks = {columns["topk"]}
-    if len(topks) != 1:
-        sizes = " and ".join(f"{x.experts} experts of width {x.inter_dim}" for x in model.placed.experts)
+    topks = {topk for experts in fitting for topk in possible_topks(model, experts, local)}
+    if not fitting or ("topk" not in columns and len(topks) != 1):
+        sizes = [f"{experts.experts} experts of width {experts.inter_dim}" for experts in model.placed.experts]
         raise InputError(
-            f"--model: the log has a file for E={local},N={width}, and the model has {sizes}: is it the log of another"
-            " model? With redundant experts write --set expert=... --set topk=..."
+            f"--model: the log has a file for E={local},N={width}, and the model has {' and '.join(sizes) or 'no experts'}:"
+            " is it the log of another model? With redundant experts write --set expert=... --set topk=..."
         )
-    more = {"model_dim": fitting[0].model_dim, "topk": topks.pop(), **expert_columns(model, fitting[0], {})}
+    more = {"model_dim": fitting[0].model_dim, "topk": min(topks, default=0), **expert_columns(model, fitting[0], {})}
     return {**{name: str(value) for name, value in more.items() if not name.startswith("q_")}, **columns}
 
 
 def possible_topks(model: Model, experts: Experts, local: int) -> set[int]:
-    """The experts per token of a rank with `local` experts: with shared ones among them or without."""
-    shared = model.placed.shared_inter
-    fused = shared // experts.inter_dim if shared % experts.inter_dim == 0 else 0
-    routed = {extra: local - extra for extra in (0, fused) if 0 < local - extra <= experts.experts}
+    """The experts per token of a rank with `local` experts, with the shared ones among them or without.
+
+    An even share counts before an uneven one, in which the first ranks have one more (vLLM's expert_map_manager.py).
+    """
+    fused, rest = divmod(model.placed.shared_inter, experts.inter_dim)
+    routed = {extra: local - extra for extra in {0, 0 if rest else fused} if local > extra}
     even = {model.topk + extra for extra, number in routed.items() if experts.experts % number == 0}
-    # where the ranks do not divide the experts, the first ranks have one more (vLLM's expert_map_manager.py)
-    uneven = {model.topk + extra for extra, number in routed.items() if has_share(experts.experts, number)}
+    uneven = {model.topk + extra for extra, number in routed.items() if is_uneven_share(experts.experts, number)}
     return even or uneven
 
 
-def has_share(experts: int, local: int) -> bool:
+def is_uneven_share(experts: int, local: int) -> bool:
     """Whether some number of ranks shares the experts so that one has `local` of them."""
-    fewest = experts // local
-    return any(local in (experts // ranks, -(-experts // ranks)) for ranks in (fewest, fewest + 1))
+    ranks = range(experts // local, experts // local + 2)
+    return any(local in (experts // number, -(-experts // number)) for number in ranks if number)

@@ -310,7 +310,7 @@ def test_sizes_that_no_name_has_are_asked_for(log: Path, tmp_path: Path) -> None
     for more, told in (
         (["--set", "model_dim=4096", "--set", "topk=no"], "topk"),
         (["--set", "topk"], "write COLUMN=VALUE"),
-        (["--model", TEST_DATA / "models" / "llama-3-8b.json"], "has no experts"),
+        (["--model", TEST_DATA / "models" / "llama-3-8b.json"], "the model has no experts"),
         (["--m", "0"], "--m"),
     ):
         assert told in str(from_log(log, "--family", "fmoe", *more).exception)
