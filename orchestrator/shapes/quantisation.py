@@ -219,6 +219,8 @@ def read_compressed_tensors(values: Mapping[str, Any]) -> list[Rule]:
     for name, group in groups.items():
         if not isinstance(group, Mapping):
             raise unknown(f"the preset {str(name)[:40]} of compressed-tensors")
+        if not group.get("weights"):
+            raise unknown(f"the group {str(name)[:40]} of compressed-tensors, which has no format of weights")
         weights = describe(group.get("weights"), ("type", "num_bits", "strategy", "group_size", "block_structure"))
         activations = describe(group.get("input_activations"), ("num_bits",))
         scheme = known_scheme(COMPRESSED_TENSORS, "compressed-tensors", weights, activations)

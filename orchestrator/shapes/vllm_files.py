@@ -90,8 +90,9 @@ def file_columns(model: Model, columns: Mapping[str, str]) -> dict[str, str]:
     if not fitting or ("topk" not in columns and len(topks) != 1):
         sizes = [f"{experts.experts} experts of width {experts.inter_dim}" for experts in model.placed.experts]
         raise InputError(
-            f"--model: the log has a file for E={local},N={width}, and the model has {' and '.join(sizes) or 'no experts'}:"
-            " is it the log of another model? With redundant experts write --set expert=... --set topk=..."
+            f"--model: the log has a file for E={local},N={width}, and the model has"
+            f" {' and '.join(sizes) or 'no experts'}: is it the log of another model? With redundant experts write"
+            " --set expert=... --set topk=..."
         )
     more = {"model_dim": fitting[0].model_dim, "topk": min(topks, default=0), **expert_columns(model, fitting[0], {})}
     return {**{name: str(value) for name, value in more.items() if not name.startswith("q_")}, **columns}

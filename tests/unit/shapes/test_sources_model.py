@@ -148,7 +148,13 @@ def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: 
     [
         ("llama-3-70b", {}, "a8w8", 3, "64 attention heads"),
         ("llama-3-70b", {"intermediate_size": 96}, "a8w8", 64, "does not divide the width 96 of mlp.gate_proj"),
-        ("llama-3-70b", {"num_attention_heads": 48, "num_key_value_heads": 12}, "a8w8", 8, "neither"),
+        (
+            "llama-3-70b",
+            {"hidden_size": 6144, "num_attention_heads": 48, "num_key_value_heads": 12},
+            "a8w8",
+            8,
+            "neither",
+        ),
         ("llama-3-8b", {}, "batched_bf16", 1, "has no batched GEMMs"),
         ("llama-3-8b", {}, "fmoe", 1, "has no experts"),
         ("deepseek-v3", {}, "batched_gemm_a8w8_blockscale_mxscale", 1, "take its shapes from a log"),
