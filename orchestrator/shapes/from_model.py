@@ -30,7 +30,7 @@ SIXTEEN = Scheme("16 bits", "", "", "No")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How a server is spread: `tp` ranks of tensor parallelism; `ep` > 1 ranks with whole experts. `fuse_shared`:
+    """The ranks of a server: `tp` ranks of tensor parallelism; `ep` > 1 ranks with whole experts. `fuse_shared`:
     shared experts run as further routed ones, which every token takes."""
 
     tp: int = 1

@@ -1,4 +1,4 @@
-"""How a model is quantised: one reading of `quantization_config` for every command.
+"""The quantisation of a model: one reading of `quantization_config` for every command.
 
 The forms are those that vLLM 0.33 reads (`model_executor/layers/quantization/`: fp8.py, compressed_tensors/, quark/,
 mxfp4.py, modelopt.py; `transformers_utils/config.py` for hf_quant_config.json). A method or a format that is not known
@@ -23,7 +23,7 @@ OVERRIDE = "--set quantization=none lists the model as if its weights had 16 bit
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How weights and activations are stored. `activation` "": the model's own type. `families`: those of its linear
+    """A way to store weights and activations. `activation` "": the model's own type. `families`: those of its linear
     layers; a family with a column q_dtype_w has `weight` there."""
 
     name: str

@@ -1,4 +1,4 @@
-"""What a server makes of a model's weights: which neighbours are one GEMM, and which part of it a rank has.
+"""The GEMMs that a server makes of a model's weights: which neighbours are one, and which part of it a rank has.
 
 The only knowledge of models that is ours. Names of modules decide: a block is a module that holds projections, such as
 `self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no form, or

@@ -63,7 +63,7 @@ def block_layers(model: Model, tp: int) -> list[str]:
 
 
 def without_file(experts: Experts, ranks: Ranks) -> str:
-    """Why experts have no config file that gemmfleet tunes, "" if they have one. Raises InputError."""
+    """The reason why experts have no config file that gemmfleet tunes, "" if they have one. Raises InputError."""
     if experts.scheme not in WITH_FILES:
         return f"stored as {experts.scheme.name}: gemmfleet tunes files for bf16 and fp8 experts only"
     width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp

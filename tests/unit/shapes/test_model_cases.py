@@ -238,6 +238,6 @@ def test_the_class_runs_in_a_child(tmp_path: Path) -> None:
 
 def test_without_the_packages_the_command_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'gemmfleet\[models\]'.*download\.pytorch\.org/whl/cpu"):
+    with pytest.raises(InputError, match=r"pip install '\.\[models\]'.*download\.pytorch\.org/whl/cpu"):
         ask_class({})
     assert os.environ.get("HF_HUB_OFFLINE") is None  # only the child is told
