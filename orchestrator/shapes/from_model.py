@@ -142,7 +142,7 @@ def family_layers(model: Model, family: Family, tp: int, only: Sequence[str]) ->
 
 
 def is_held(model: Model, family: Family, layer: Layer, *, is_named: bool) -> bool:
-    """Whether a layer is stored as a family computes it.
+    """Tell whether a layer is stored as a family computes it.
 
     A model that is not quantised fits each family, as if it were; its router and its like stay out unless named.
     """

@@ -138,7 +138,7 @@ def unknown(what: str) -> InputError:
 
 
 def is_experts(name: str) -> bool:
-    """Whether a module's name is that of routed experts."""
+    """Tell whether a module's name is that of routed experts."""
     return ".experts" in name
 
 

@@ -237,12 +237,12 @@ def place(listing: Listing, quantisation: Quantisation) -> Placed:
 
 
 def is_experts(block: str) -> bool:
-    """Whether a block holds the routed experts of a layer."""
+    """Tell whether a block holds the routed experts of a layer."""
     return block.rpartition(".")[2] == "experts"
 
 
 def is_known(block: str, weights: Mapping[str, Weight]) -> bool:
-    """Whether a server's GEMMs of a block are known."""
+    """Tell whether a server's GEMMs of a block are known."""
     if is_experts(block):
         return expert_sizes(weights) is not None
     return bool(gemms_of(block, weights))
@@ -397,7 +397,7 @@ def mamba_sizes(block: Mapping[str, int]) -> tuple[int, int, int, int]:
 
 
 def is_mamba_2(weight: Weight) -> bool:
-    """Whether in_proj has a gate and x, B and C of each group, and a step size a head."""
+    """Tell whether in_proj has a gate and x, B and C of each group, and a step size a head."""
     inner, heads, state, groups = mamba_sizes(weight.sizes)
     return groups > 0 and weight.shape[0] == 2 * inner + 2 * groups * state + heads
 

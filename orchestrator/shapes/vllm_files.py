@@ -111,6 +111,6 @@ def possible_topks(model: Model, experts: Experts, local: int) -> set[int]:
 
 
 def is_uneven_share(experts: int, local: int) -> bool:
-    """Whether some number of ranks shares the experts so that one has `local` of them."""
+    """Tell whether some number of ranks shares the experts so that one has `local` of them."""
     ranks = range(experts // local, experts // local + 2)
     return any(local in (experts // number, -(-experts // number)) for number in ranks if number)
