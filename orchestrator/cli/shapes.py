@@ -104,21 +104,22 @@ def from_model(
     The model may be dense, GQA, MoE or MLA.
     """
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.from_model import model_shapes, parse_m, read_model
-    from orchestrator.shapes.vllm_model import vllm_shapes
+    from orchestrator.shapes.from_model import Ranks, model_shapes, parse_m
+    from orchestrator.shapes.model_config import read_model
+    from orchestrator.shapes.vllm_files import vllm_shapes
 
     _refuse_two_documents(json_, out)
     if engine and layers:
         raise InputError("--layers: not with --engine, whose lists hold every layer; take rows out of OUT.csv")
     columns, only = _columns(set_), [w.strip() for w in layers.split(",") if w.strip()]
-    model, of = read_model(config), get_family(family or DEFAULT_FAMILY)
+    of, ranks = get_family(family or DEFAULT_FAMILY), Ranks(tp, ep, fuse_shared)
+    ms = list(USUAL_KEYS) if engine and not m else parse_m(m)
+    model = read_model(config, quantised=_is_quantised(columns))
     if engine:
-        ms = parse_m(m) if m else USUAL_KEYS
-        lists, more = vllm_shapes(model, ms, tp=tp, ep=ep, fuse_shared=fuse_shared, columns=columns)
+        lists, more = vllm_shapes(model, ms, ranks, columns)
         lists = {name: found for name, found in lists.items() if family in (None, name)}
     else:
-        found = model_shapes(model, of, parse_m(m), tp=tp, ep=ep, fuse_shared=fuse_shared, only=only, columns=columns)
-        lists, more = {of.name: found}, []
+        lists, more = {of.name: model_shapes(model, of, ms, ranks, only=only, columns=columns)}, []
     if not lists:
         raise InputError([f"no shape of family {family} in the config files that {engine} looks up", *more])
     documents, texts = list[dict[str, object]](), list[str]()
@@ -126,7 +127,8 @@ def from_model(
         of, file = FAMILIES[name], _file(out, name, list(lists))
         keys, saving = finished(found.keys, of, _level(pad_m, coarse))
         notes = [*found.notes, *saving, *([] if engine else risk_notes(of, keys))]
-        _write(file, keys, of, force)
+        calls = _padded_calls(found.calls, of, _level(pad_m, coarse))
+        _write(file, keys, of, force, calls, model.placed.listing.version)
         documents.append({"family": name, "tp": tp, "shapes": len(keys), "layers": dict(found.layers), "notes": notes})
         texts.append(f"{plural(len(keys), 'shape')} of family {name} for one rank of {tp}")
         texts += [*(f"  {name:14} {what}" for name, what in found.layers), *(f"  {n}" for n in notes)]
@@ -158,14 +160,15 @@ def from_log(
     is not there, and PyTorch's tunableop_untuned*.csv.
     """
     from orchestrator.shapes.aiter_log import count_misses
-    from orchestrator.shapes.from_model import parse_m, read_model
-    from orchestrator.shapes.vllm_model import expert_sizes
+    from orchestrator.shapes.from_model import parse_m
+    from orchestrator.shapes.model_config import read_model
+    from orchestrator.shapes.vllm_files import file_columns
 
     _refuse_two_documents(json_, out)
     name = get_family(family).name if family else None
     found = count_misses(logs, name)
-    sizes = expert_sizes(read_model(model)) if model else {}
-    found.add_files(parse_m(m) if m else USUAL_KEYS, {**sizes, **_columns(set_)})
+    complete = partial(file_columns, read_model(model)) if model else None
+    found.add_files(parse_m(m) if m else USUAL_KEYS, _columns(set_), complete)
     lines = f"{plural(found.lines, 'line')} of {plural(len(logs), 'log')}"
     return _misses(found, name, out, _level(pad_m, coarse), force, lines, top, least)
 
@@ -239,10 +242,7 @@ def _misses(
         ranked = found.ranked(name, top, least)
         keys, saving = finished((k for k, _ in ranked), of, level)
         file = _file(out, name, families)
-        calls = Counter[tuple[int | str, ...]]()
-        for key, n in ranked:
-            calls[grid_point(key, of, level) if level else key] += n
-        _write(file, keys, of, force, calls)
+        _write(file, keys, of, force, _padded_calls(dict(ranked), of, level))
         lines, to = found.counts[name].total() - found.repeats[name], f" -> {file}" if file else ""
         texts.append(f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}{to}")
         texts += [f"  {n:8} {describe(k)}" for k, n in ranked[:MOST_SHOWN]]
@@ -287,6 +287,22 @@ def _columns(words: Sequence[str] | None) -> dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in words or [])}
 
 
+def _is_quantised(columns: dict[str, str]) -> bool:
+    """Take `quantization` out of the values of --set. Raises InputError for another value than none."""
+    value = columns.pop("quantization", None)
+    if value not in (None, "none"):
+        raise InputError(f"--set quantization={value[:40]}: only none can be set; name a --family for another format")
+    return value is None
+
+
+def _padded_calls(calls: Mapping[Key, int], of: Family, level: PadLevel | None) -> Counter[Key]:
+    """Calls by the keys that are written."""
+    padded = Counter[Key]()
+    for key, n in calls.items():
+        padded[grid_point(key, of, level) if level and not of.aiter.exact_m else key] += n
+    return padded
+
+
 def _level(pad_m: bool, coarse: bool) -> PadLevel | None:
     return "coarse" if coarse else "fine" if pad_m else None
 
@@ -297,10 +313,10 @@ def _refuse_two_documents(json_: bool, out: Path | None) -> None:
 
 
 def _write(
-    out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int] | None = None
+    out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
 ) -> None:
-    """Write a list to its file, or to standard output; with a column `count` where the calls are known."""
+    """Write a list to its file, or to standard output; with columns for the calls and the version of transformers."""
     if out is not None:
-        write_list(out, keys, of, force=force, calls=calls)
+        write_list(out, keys, of, force=force, calls=calls, transformers=transformers)
     else:
-        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of, calls))
+        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of, calls, transformers))

@@ -16,7 +16,7 @@ import stat
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -216,12 +216,17 @@ class Misses:
             self._detailed.add(tuple(miss.values[c] for c in ("M", "N", "K")))
         self._add(family, key, 1)
 
-    def add_files(self, ms: Sequence[int], columns: Mapping[str, str]) -> None:
+    def add_files(
+        self, ms: Sequence[int], columns: Mapping[str, str], complete: Callable[[dict[str, str]], dict[str, str]] | None
+    ) -> None:
         """Make a shape of each config file that an engine did not find, for every M of `ms`. `columns`: key columns
-        that the files' names lack. Raises InputError where one is missing or not legal."""
+        over those of the files' names. `complete` adds columns that the names of MoE files lack. Raises InputError
+        where one is missing or not legal."""
         for (family, named), n in self.files.items():
             if self.family in (None, family):
                 values, at = {**dict(named), **columns}, FAMILIES[family].m_column
+                if complete and FAMILIES[family].two_stages:
+                    values = complete(values)
                 try:
                     keys = [key_of(Miss(family, {**values, at: str(m)}), family) for m in ms]
                 except ValueError as e:

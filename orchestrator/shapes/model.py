@@ -47,11 +47,20 @@ def annotations_csv(listed: ShapeList, family: Family) -> str:
     return csv_text((*family.key_names, *listed.annotations), rows)
 
 
-def render_shapes(shapes: Iterable[Shape], family: Family, calls: Mapping[Key, int] | None = None) -> str:
+def render_shapes(
+    shapes: Iterable[Shape], family: Family, calls: Mapping[Key, int] | None = None, transformers: str = ""
+) -> str:
     """A shapes CSV with all key columns, which `read_shapes` reads back to the same keys; with `calls` by key in a
-    column `count`."""
-    lines = [",".join((*family.key_names, *(["count"] if calls else [])))]
-    lines += [",".join((*map(str, s.key), *([str(calls[s.key])] if calls else []))) for s in shapes]
+    column `count`, and with the version of transformers that the sizes are from."""
+    header = [*family.key_names]
+    header += [COUNT] if calls else []
+    header += ["transformers"] if transformers else []
+    lines = [",".join(header)]
+    for shape in shapes:
+        cells = [*map(str, shape.key)]
+        cells += [str(calls[shape.key])] if calls else []
+        cells += [transformers] if transformers else []
+        lines.append(",".join(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -98,13 +107,20 @@ def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tup
 
 
 def write_list(
-    path: Path, keys: Iterable[Key], family: Family, *, force: bool = False, calls: Mapping[Key, int] | None = None
+    path: Path,
+    keys: Iterable[Key],
+    family: Family,
+    *,
+    force: bool = False,
+    calls: Mapping[Key, int] | None = None,
+    transformers: str = "",
 ) -> None:
-    """Write a shape list that `tune` reads, with the `calls` of each shape where they are known. Raises InputError
-    where the file is there and `force` is not given."""
+    """Write a shape list that `tune` reads; for `calls` and `transformers` see `render_shapes`. Raises InputError where
+    the file is there and `force` is not given."""
     if path.exists() and not force:
         raise InputError(f"{path} is there already; give another name with -o, or --force to replace it")
-    write_output(path, render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls))
+    shapes = (Shape(i, key) for i, key in enumerate(keys, 1))
+    write_output(path, render_shapes(shapes, family, calls, transformers))
 
 
 # columns of a shape list: calls, and the time of a call today in microseconds

@@ -251,6 +251,7 @@ LOG = [
     V + "/x/E=8,N=64,device_name=NVIDIA_H200,dtype=int4_w4a16.json",
     "noise",
 ]
+pytestmark = pytest.mark.usefixtures("classes_here")
 QWEN = TEST_DATA / "models" / "engines" / "qwen3-235b-a22b-fp8.json"
 
 
@@ -309,7 +310,7 @@ def test_sizes_that_no_name_has_are_asked_for(log: Path, tmp_path: Path) -> None
     for more, told in (
         (["--set", "model_dim=4096", "--set", "topk=no"], "topk"),
         (["--set", "topk"], "write COLUMN=VALUE"),
-        (["--model", TEST_DATA / "models" / "llama-3-8b.json"], "has no experts"),
+        (["--model", TEST_DATA / "models" / "llama-3-8b.json"], "the model has no experts"),
         (["--m", "0"], "--m"),
     ):
         assert told in str(from_log(log, "--family", "fmoe", *more).exception)
@@ -320,3 +321,34 @@ def test_a_list_of_pytorch_is_read_as_it_is(tmp_path: Path) -> None:
     file.write_text("\n".join(line for line, _ in UNTUNED[:1]) + "\n")
     done = from_log(file)
     assert done.stdout.splitlines()[1] == f"1,8192,4096,False,{BF16},{BF16},False,False,1"
+
+
+DEEPSEEK = TEST_DATA / "models" / "deepseek-v3.json"
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "more", "topk"),
+    [
+        ("E=256,N=256", DEEPSEEK, (), 8),
+        ("E=257,N=256", DEEPSEEK, (), 9),  # the shared expert is fused
+        ("E=33,N=2048", DEEPSEEK, (), 9),
+        ("E=32,N=2048", DEEPSEEK, (), 8),
+        ("E=36,N=2048", DEEPSEEK, ("--set", "topk=8"), 8),  # redundant experts
+        ("E=22,N=1536", QWEN, (), 8),  # six ranks: 22, 22, 21, 21, 21, 21
+        ("E=288,N=256", DEEPSEEK, (), "E=288,N=256, and the model has 256 experts of width 2048"),
+        ("E=256,N=300", DEEPSEEK, (), "--set expert=... --set topk=..."),
+        ("E=8,N=14336", DEEPSEEK, (), "log of another model"),
+        ("E=0,N=0", DEEPSEEK, (), "log of another model"),
+    ],
+)
+def test_topk_of_a_file_follows_its_experts(
+    tmp_path: Path, size: str, model: Path, more: tuple[str, ...], topk: int | str
+) -> None:
+    line = f"Config file not found at /x/{size},device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    (tmp_path / "serve.log").write_text(line)
+    done = from_log(tmp_path / "serve.log", "--model", model, "--m", "1", *more)
+    if isinstance(topk, str):
+        assert isinstance(done.exception, InputError)
+        assert topk in str(done.exception)
+    else:
+        assert done.stdout.splitlines()[1].split(",")[4] == str(topk)

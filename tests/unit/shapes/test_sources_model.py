@@ -17,23 +17,28 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.from_model import ModelConfig, model_shapes, read_model
+from orchestrator.shapes.from_model import ModelShapes, Ranks, model_shapes
+from orchestrator.shapes.model_config import read_model
 from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
+from tests.support.model_classes import ask_here
 
+pytestmark = pytest.mark.usefixtures("classes_here")
 MODELS = TEST_DATA / "models"
 
 
-def model(name: str) -> ModelConfig:
-    return read_model(MODELS / f"{name}.json")
+def shapes(config: str | Path, family: str, tp: int = 1, *, as_16_bits: bool = False, **kw: Any) -> ModelShapes:
+    """The shapes of a model by its name here, or of a config.json; more words are those of Ranks and model_shapes."""
+    file = config if isinstance(config, Path) else MODELS / f"{config}.json"
+    ranks = Ranks(tp, **{name: kw.pop(name) for name in ("ep", "fuse_shared") if name in kw})
+    model = read_model(file, quantised=not as_16_bits, ask=ask_here)
+    return model_shapes(model, get_family(family), kw.pop("ms", [1]), ranks, **kw)
 
 
-def gemms(name: str, tp: int, family: str = "a8w8", **kw: Any) -> set[tuple[int, int]]:
-    """(N, K) of a model's GEMMs."""
-    of = get_family(family)
-    at = of.key_names.index("N")
-    found = model_shapes(model(name), of, [1], tp=tp, **kw).keys
-    return {(int(k[at]), int(k[at + 1])) for k in found}
+def gemms(name: str | Path, tp: int, family: str = "a8w8", **kw: Any) -> set[tuple[int, int]]:
+    """(N, K) of a model's GEMMs, as if it had 16 bits."""
+    at = get_family(family).key_names.index("N")
+    return {(int(k[at]), int(k[at + 1])) for k in shapes(name, family, tp, **{"as_16_bits": True, **kw}).keys}
 
 
 # fmt: off
@@ -65,22 +70,22 @@ def test_published_models(name: str, tp: int, known: set[tuple[int, int]]) -> No
 def test_unquantised_gemms_types_and_bias_follow_the_model() -> None:
     more = gemms("deepseek-v3", 8, "a16w16") - gemms("deepseek-v3", 8)
     assert more == {(16160, 7168), (256, 7168)}  # lm_head and router, as AITER ships for dsv3_bf16
+    assert gemms("deepseek-v3", 8, "a16w16", as_16_bits=False) == more
+    assert gemms("deepseek-v3", 8, "a8w8_blockscale", as_16_bits=False) == gemms("deepseek-v3", 8)
     assert gemms("deepseek-v3", 8, "a8w8", only=["lm_head"]) == {(16160, 7168)}
     of = get_family("a16w16")
-    found = model_shapes(model("gpt-oss-120b"), of, [7], tp=8)
+    found = shapes("gpt-oss-120b", "a16w16", 8, ms=[7])
     rows = {(k[1], k[2]): dict(zip(of.key_names, k, strict=True)) for k in found.keys}
     biased = {nk: r["bias"] for nk, r in rows.items()}  # attention, the router, lm_head
     assert biased == {(640, 2880): "True", (2880, 512): "True", (128, 2880): "True", (25136, 2880): "False"}
     assert {(r["M"], r["dtype"], r["outdtype"]) for r in rows.values()} == {(7, "torch.bfloat16", "torch.bfloat16")}
-    absorbed = model_shapes(model("deepseek-v3"), get_family("batched_bf16"), [4], tp=8)
-    assert absorbed.keys == [(16, 4, 512, 128), (16, 4, 128, 512)]
+    absorbed = shapes("deepseek-v3", "batched_bf16", 8, ms=[4])
+    assert absorbed.calls == {(16, 4, 512, 128): 61, (16, 4, 128, 512): 61}
 
 
 def test_experts() -> None:
-    of = get_family("fmoe")
-
     def row(name: str, **kw: Any) -> str:
-        return ",".join(map(str, model_shapes(model(name), of, [1], **kw).keys[0]))
+        return ",".join(map(str, shapes(name, "fmoe", **kw).keys[0]))
 
     fp8 = "torch.float8_e4m3fn"
     # as AITER ships: a8w8_blockscale_untuned_fmoe_ds_v3.csv
@@ -98,7 +103,7 @@ def test_experts() -> None:
     assert row("gpt-oss-120b") == (
         "1,2880,2880,128,4,ActivationType.Swiglu,torch.bfloat16,torch.bfloat16,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0"
     )
-    assert "256" in model_shapes(model("gpt-oss-120b"), of, [1]).notes[0]
+    assert any("256" in note for note in shapes("gpt-oss-120b", "fmoe").notes)
 
 
 def changed(folder: Path, name: str = "llama-3-8b", **change: Any) -> Path:
@@ -110,21 +115,20 @@ def changed(folder: Path, name: str = "llama-3-8b", **change: Any) -> Path:
 
 def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
     inner = json.loads(changed(tmp_path, "deepseek-v3", q_lora_rank=None).read_text())  # as in DeepSeek-V2-Lite
+    inner["q_lora_rank"] = None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "some_vl", "text_config": inner}))
-    found = read_model(tmp_path)  # the folder will do
-    assert found.notes == ("took the language model within it (text_config)",)
-    names = dict(model_shapes(found, get_family("a8w8"), [1], tp=8).layers)
-    assert names["q"] == "N 3072, K 7168"
+    names = dict(shapes(tmp_path, "a8w8", 8, as_16_bits=True).layers)  # the folder will do
+    assert names["q"] == "N 3072, K 7168, 61 times"
     assert not names.keys() & {"q_a", "q_b", "q_kv_a"}
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": "4096"}, "hidden_size is '4096', not a whole number"),
-        ({"num_attention_heads": 33}, "not a multiple of num_attention_heads 33"),
-        ({"num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
+        ({"hidden_size": None}, "needs hidden_size"),
+        ({"hidden_size": "4096"}, "Field 'hidden_size' expected int, got str"),
+        ({"num_attention_heads": 33}, "not a multiple of the number of attention heads (33)"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
         ("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
         ("9" * 100_000, "is no JSON"),
     ],
@@ -135,7 +139,7 @@ def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: 
     if isinstance(change, str):
         file.write_text(change)
     with pytest.raises(InputError, match=r"config\.json") as e:
-        read_model(file)
+        read_model(file, ask=ask_here)
     assert told in str(e.value)
 
 
@@ -143,8 +147,14 @@ def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: 
     ("name", "change", "family", "tp", "told"),
     [
         ("llama-3-70b", {}, "a8w8", 3, "64 attention heads"),
-        ("llama-3-70b", {"intermediate_size": 96}, "a8w8", 64, "does not divide the MLP"),
-        ("llama-3-70b", {"num_attention_heads": 60, "head_dim": 64, "num_key_value_heads": 4}, "a8w8", 6, "neither"),
+        ("llama-3-70b", {"intermediate_size": 96}, "a8w8", 64, "does not divide the width 96 of mlp.gate_proj"),
+        (
+            "llama-3-70b",
+            {"hidden_size": 6144, "num_attention_heads": 48, "num_key_value_heads": 12},
+            "a8w8",
+            8,
+            "neither",
+        ),
         ("llama-3-8b", {}, "batched_bf16", 1, "has no batched GEMMs"),
         ("llama-3-8b", {}, "fmoe", 1, "has no experts"),
         ("deepseek-v3", {}, "batched_gemm_a8w8_blockscale_mxscale", 1, "take its shapes from a log"),
@@ -152,17 +162,16 @@ def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: 
 )
 def test_what_does_not_fit(tmp_path: Path, name: str, change: dict[str, Any], family: str, tp: int, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        model_shapes(read_model(changed(tmp_path, name, **change)), get_family(family), [1], tp=tp)
+        shapes(changed(tmp_path, name, **change), family, tp, as_16_bits=True)
 
 
 def test_k_that_no_kernel_can_take_is_left_out_with_a_word(tmp_path: Path) -> None:
-    wider = read_model(changed(tmp_path, intermediate_size=14336 + 16))
-    found = model_shapes(wider, get_family("a4w4_blockscale"), [1])
+    found = shapes(changed(tmp_path, intermediate_size=14336 + 16), "a4w4_blockscale")
     assert all(int(k[2]) % 32 == 0 for k in found.keys)
     assert any(n.startswith("left out down: K is not a multiple of 32") for n in found.notes)
 
 
-@pytest.mark.parametrize(("family", "padded"), [("a8w8", 3), ("fmoe", 1), ("batched_bf16", 1)])
+@pytest.mark.parametrize(("family", "padded"), [("a8w8_blockscale", 3), ("fmoe", 1), ("batched_bf16", 1)])
 def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str, padded: int) -> None:
     """`padded`: shapes that become one point of the grid."""
     out = tmp_path / "out.csv"
@@ -179,7 +188,8 @@ def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str, padded:
 def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
     base = ["shapes", "from-model", str(MODELS / "llama-3-8b.json"), "--m", "1"]
     good = CliRunner().invoke(app, [*base, "--family", "a8w8", "--layers", "o", "--set", "q_dtype_w=torch.int8"])
-    assert good.stdout == "M,N,K,q_dtype_w\n1,4096,4096,torch.int8\n"
+    assert good.stdout.splitlines()[0] == "M,N,K,q_dtype_w,count,transformers"
+    assert good.stdout.splitlines()[1].startswith("1,4096,4096,torch.int8,32,5.")
     assert "1 shape of family a8w8" in good.stderr
     for more, told in (
         (["--set", "x=1"], "cannot be set"),

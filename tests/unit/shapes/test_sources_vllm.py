@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.from_model import ModelConfig, ModelShapes, read_model
+from orchestrator.shapes.from_model import ModelShapes, Ranks
+from orchestrator.shapes.model_config import Model, read_model
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.shapes.vllm_model import COMPARED, vllm_shapes
+from orchestrator.shapes.vllm_files import vllm_shapes
 from tests.paths import ROOT, TEST_DATA
 from tests.support.engines import tree
+from tests.support.model_classes import ask_here
 from worker.triton_configs.keys import USUAL_KEYS
 
+pytestmark = pytest.mark.usefixtures("classes_here")
 MODELS = TEST_DATA / "models" / "engines"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 # keys that a published config leaves to its class in transformers
@@ -72,17 +76,21 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 VARIANTS = variants()
+COMPARED = {
+    "deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "kimi_k2", "llama", "minimax_m2", "mixtral", "qwen3",
+    "qwen3_moe", "qwen3_next",
+}  # fmt: skip
 Engine = dict[tuple[str, int, int], list[dict[str, Any]]]
 CASES = [(name, tp, ep) for name in VARIANTS for tp, ep in SPREAD]
 
 
-def model(config: dict[str, Any], folder: Path) -> ModelConfig:
+def model(config: dict[str, Any], folder: Path) -> Model:
     (folder / "config.json").write_text(json.dumps(config))
-    return read_model(folder)
+    return read_model(folder, ask=ask_here)
 
 
 def ours(config: dict[str, Any], folder: Path, tp: int, ep: int) -> tuple[dict[str, ModelShapes], list[str]]:
-    return vllm_shapes(model(config, folder), [7], tp=tp, ep=ep, fuse_shared=False, columns={})
+    return vllm_shapes(model(config, folder), [7], Ranks(tp, ep), {})
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +120,6 @@ def test_sizes_are_those_of_vllms_own_classes(engine: Engine, tmp_path: Path, na
             ours(VARIANTS[name], tmp_path, tp, ep)
         return
     found, notes = ours(VARIANTS[name], tmp_path, tp, ep)
-    assert not any("not compared" in note for note in notes)
     linear = {(k[1], k[2]) for k in found["a8w8_blockscale"].keys} if "a8w8_blockscale" in found else set()
     assert linear == {tuple(size) for layer in theirs for size in layer["linear"]}
     columns = get_family("fmoe").key_names
@@ -142,7 +149,7 @@ def test_the_cases_cover_what_vllm_decides(engine: Engine) -> None:
     ("change", "tp", "ep", "told"),
     [
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, 1, 1, "quantised with awq"),
-        ({"quantization_config": {**FP8, "weight_block_size": [64, 64]}}, 1, 1, "only vLLM's config files"),
+        ({"quantization_config": {**FP8, "weight_block_size": [64, 64]}}, 1, 1, "fp8 in blocks of"),
         ({}, 3, 1, "does not divide"),
     ],
 )
@@ -153,7 +160,12 @@ def test_what_does_not_fit(tmp_path: Path, change: dict[str, Any], tp: int, ep: 
 
 def test_llm_compressors_forms_and_models_without_files(tmp_path: Path) -> None:
     def weights(**more: Any) -> dict[str, Any]:
-        group = {"weights": {"num_bits": 8, "type": "float", **more}}
+        activations = {"num_bits": 8, "type": "float", "dynamic": True}
+        group = {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", **more},
+            "input_activations": activations,
+        }
         return {
             "quant_method": "compressed-tensors",
             "config_groups": {"group_0": group},
@@ -172,21 +184,23 @@ def test_llm_compressors_forms_and_models_without_files(tmp_path: Path) -> None:
         ours({**config, "quantization_config": weights(strategy="group", num_bits=4)}, tmp_path, 1, 1)
 
 
-def test_a_model_within_another_and_one_that_was_not_compared(tmp_path: Path) -> None:
+def test_a_model_within_another_and_one_without_a_class(tmp_path: Path) -> None:
     config = raw("engines/kimi-k2")
     left = [f"language_model.{n}" for n in layer_names(config, "self_attn.o_proj")]
     quant = {**FP8, "modules_to_not_convert": [*left, "vision_tower.blocks.0.wqkv"]}
     config.pop("quantization_config")
-    outer = {
+    outer: dict[str, Any] = {
         "model_type": "kimi_k25",
         "quantization_config": quant,
-        "text_config": {**config, "model_type": "kimi_new"},
+        "text_config": {**config, "model_type": "deepseek_v3"},
     }
-    found, notes = ours(outer, tmp_path, 8, 1)
-    names = dict(found["a8w8_blockscale"].layers)
+    names = dict(ours(outer, tmp_path, 8, 1)[0]["a8w8_blockscale"].layers)
     assert "o" not in names
-    assert names["q_kv_a"] == "N 2112, K 7168"
-    assert any("kimi_new" in note and "compare with a log" in note for note in notes)
+    assert names["q_kv_a"] == "N 2112, K 7168, 61 times"
+    outer["text_config"] |= {"model_type": "kimi_new", "architectures": None}
+    outer["model_type"] = "kimi_newer"
+    with pytest.raises(InputError, match="none for model type kimi_new"):
+        ours(outer, tmp_path, 8, 1)
 
 
 def command(*args: str) -> Any:
@@ -207,8 +221,11 @@ def test_the_command_writes_a_list_for_each_family(tmp_path: Path) -> None:
 
 
 def test_one_family_and_what_the_command_refuses(tmp_path: Path) -> None:
+    transformers = version("transformers")
     one = command("--engine", "vllm", "--tp", "8", "--m", "1,9", "--family", "a8w8_blockscale")
-    assert one.stdout == "M,N,K\n1,1280,4096\n9,1280,4096\n1,4096,1024\n9,4096,1024\n"
+    assert one.stdout == "M,N,K,count,transformers\n" + "".join(
+        f"{shape},94,{transformers}\n" for shape in ("1,1280,4096", "9,1280,4096", "1,4096,1024", "9,4096,1024")
+    )
     assert "64 x 64" in one.stderr
     assert "name one with --family" in str(command("--engine", "vllm", "--tp", "4").exception)
     assert "no shape of family fmoe" in str(command("--engine", "vllm", "--tp", "8", "--family", "fmoe").exception)
