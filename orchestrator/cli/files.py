@@ -481,4 +481,4 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
         try:
             yield unpack(path, Path(scratch)) if wheel else Path(scratch)
         except EngineError as e:
-            raise InputError(f"{build}: {e}") from e
+            raise InputError(str(e)) from e

@@ -19,7 +19,7 @@ from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.families import get_family
 from orchestrator.ledger import database
-from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage
+from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
@@ -292,10 +292,10 @@ class LedgerReader:
         """Key columns of each requested shape, in the order of the file."""
         if not self._replay.keys:
             rows = self._each("SELECT id, key FROM shapes ORDER BY id")
-            keys = {i: tuple(json.loads(k)) for i, k in rows}
-            if any(len(key) != len(self.family.key_names) for key in keys.values()):
+            keys, family = {i: json.loads(k) for i, k in rows}, self.family
+            if not all(is_key(family, key) for key in keys.values()):
                 raise ValueError("a key of another family")  # `__exit__` names it
-            self._replay.keys = keys
+            self._replay.keys = {i: tuple(key) for i, key in keys.items()}
         return self._replay.keys
 
     def skipped(self) -> dict[int, Skipped]:

@@ -90,7 +90,7 @@ def vllm_shapes(
 def expert_sizes(model: ModelConfig) -> dict[str, str]:
     """The columns of fmoe that the name of a config file lacks. Raises InputError for a model without experts."""
     if model.moe is None:
-        raise InputError(f"--model: model type {model.model_type} has no experts, but the log names files of experts")
+        raise InputError(f"--model: model type {model.model_type} has no experts, whose sizes it is for: leave it out")
     sizes = {"model_dim": model.hidden, "topk": model.moe.topk, **expert_columns(model)}
     return {name: str(v) for name, v in sizes.items() if not name.startswith("q_")}
 
