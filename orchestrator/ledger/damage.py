@@ -61,8 +61,12 @@ def _damage(ledger: LedgerReader) -> Iterator[str]:
             sql = f"SELECT {place}, {column} FROM {table} WHERE {column} IS NOT NULL"
             for where, text in ledger.query(sql):
                 yield from _fault(f"`{column}` of {table} {where}", text, is_right)
-    for (id_,) in ledger.query("SELECT id FROM rows WHERE shape NOT IN (SELECT id FROM shapes) OR us IS NULL"):
-        yield f"row {id_} is of no shape of this run"
+    for condition, fault in (
+        ("shape NOT IN (SELECT id FROM shapes)", "is of no shape of this run"),
+        ("winner AND (us IS NULL OR us <= 0 OR us > 1e300)", "is a winner without a time"),
+    ):
+        for (id_,) in ledger.query(f"SELECT id FROM rows WHERE {condition}"):
+            yield f"row {id_} {fault}"
 
 
 def _journal_damage(ledger: LedgerReader) -> Iterator[str]:
@@ -82,6 +86,9 @@ def _journal_damage(ledger: LedgerReader) -> Iterator[str]:
             time.localtime(t)
         except BROKEN_BY_VALUES as e:
             yield f"journal record {number} ({kind[:40]}) cannot be used ({type(e).__name__}: {str(e)[:200]})"
+    for (shape,) in ledger.query("SELECT id FROM shapes WHERE id IN (SELECT shape FROM rows)"):
+        if shape not in state.shapes:
+            yield f"shape {shape} has rows, and the journal does not name it"
     known = {id_ for (id_,) in ledger.query("SELECT id FROM shapes")}
     for shape in sorted(set(state.shapes) - known):
         yield f"shape {str(shape)[:40]} of the journal has no key"

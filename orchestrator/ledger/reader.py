@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -387,6 +388,8 @@ class LedgerReader:
                 shape = shapes.get(raw[2])
                 if shape is not None and shape.state == "tuned" and shape.attempt == raw[1]:
                     found.setdefault(raw[2], _row(raw))
+            if not all(0 < row.us < inf for row in found.values()):
+                raise ValueError("a winner without a time")  # `__exit__` names it
         return [found[i] for i in sorted(found)]
 
     def noise(self, attempt: str, shape: int) -> float:

@@ -103,6 +103,7 @@ def _first(table: str, column: str) -> str:
         ("UPDATE shapes SET id=? WHERE id=1", 77, "shape 1 of the journal has no key"),
         ("UPDATE journal SET data=? WHERE type='AttemptEnded'", "x", "journal record"),
         ("UPDATE journal SET data=? WHERE type='AttemptEnded'", "[]", "journal record"),
+        ("DELETE FROM journal WHERE id > ?", 0, "has rows, and the journal does not name it"),
         ("UPDATE journal SET type=? WHERE type='AttemptEnded'", "Nonsense", "(Nonsense)"),
         ("UPDATE journal SET data=json_set(data, '$.nope', ?)", 1, "nope"),
         ("UPDATE journal SET data=json_set(data, '$.outcome', ?) WHERE type='AttemptEnded'", "no", "(AttemptEnded)"),
@@ -110,6 +111,9 @@ def _first(table: str, column: str) -> str:
         ("UPDATE journal SET data=json_set(data, '$.seconds', ?) WHERE type='AttemptEnded'", "no", "seconds"),
         ("UPDATE rows SET extra=?", "x", "`extra` of rows"),
         ("UPDATE rows SET shape=?", 77, "is of no shape"),
+        ("UPDATE rows SET us=?", None, "is a winner without a time"),
+        ("UPDATE rows SET us=?", 0.0, "is a winner without a time"),
+        ("UPDATE rows SET us=?", 9e999, "is a winner without a time"),
         ("UPDATE slots SET device=?", "[1]", "`device` of slots n1/0"),
         (
             "INSERT OR REPLACE INTO reports (attempt, spent) VALUES ('g0001-1', ?)",
