@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,6 +33,8 @@ FAR = 4
 MOST_KEYS = 8
 CHUNK = 16
 """Files that a process looks at in a row if it does not compile: it loads the engine anew for each device."""
+LOOK_LIMITS = replace(COMPILE_LIMITS, seconds=3600)
+"""All files of an engine are looked up in minutes; the rest is for a busy machine."""
 Faults = dict[Fault, list[int]]
 """Keys of a file by what is wrong with them; none if it is wrong with the whole file."""
 
@@ -66,7 +68,8 @@ def check(
         env[OVERRIDE] = str(override.absolute())
     done = call(
         check_files, root, override, device, sizes, compiling,
-        limits=COMPILE_LIMITS, packages=True, env=env, raises=(EngineError,), progress=say,
+        limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
+        packages=True, env=env, raises=(EngineError,), progress=say,
     )  # fmt: skip
     return {
         "project": done.project, "version": done.version, "triton": done.triton, "files": done.files,
