@@ -407,8 +407,10 @@ def _check_engine(
         )
     except ImportError as e:
         raise InputError(f"the configs of {project} are checked with torch and triton ({e}): {INSTALL}") from e
-    except (EngineError, ForeignCodeError) as e:
+    except EngineError as e:
         raise InputError(str(e)) from e
+    except ForeignCodeError as e:
+        raise InputError(f"the code of {root} {e}") from e
     findings = c["findings"]
     page = Page({**c, "findings": [asdict(f) for f in findings]}, bool(c["errors"]))
     about = f"{c['project']} {c['version']}, Triton {c['triton']}"
