@@ -186,7 +186,7 @@ def list_runs(runs: Path) -> list[RunPaths]:
     if not runs.is_dir():
         return []
     found = []
-    for path in runs.glob("*/run.yaml"):
+    for path in runs.glob("[!.]*/run.yaml"):
         with contextlib.suppress(FileNotFoundError):  # its folder was removed meanwhile
             if path.is_file():
                 found.append((path.stat().st_mtime, path.parent))

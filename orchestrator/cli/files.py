@@ -319,6 +319,12 @@ def check_configs(
         typer.Option("--build", metavar="TREE|WHEEL|IMAGE", help="AITER, vLLM or SGLang: its folder, wheel or image."),
     ],
     inventory: BuildNodesOpt = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="TREE|WHEEL|IMAGE", help="The vLLM that reads the override folder of --build."
+        ),
+    ] = None,
     project: Annotated[
         Literal["aiter", "vllm", "sglang"] | None,
         typer.Option("--project", help="Which one to check, if there are several."),
@@ -348,17 +354,21 @@ def check_configs(
     from orchestrator.configs import check
 
     kinds = check.kinds_named(family)
-    with opened_tree(build, inventory, triton=True) as root:
-        name = _project(root, project)
-        foreign = {"--device": device} if name == "aiter" else {"--gfx": gfx, "--family": family}
+    override = Path(build).expanduser() if engine else None
+    if override and not override.is_dir():
+        raise InputError(f"--build {build}: with --engine, name an override folder (VLLM_TUNED_CONFIG_FOLDER)")
+    with opened_tree(engine or build, inventory, triton=True) as root:
+        name = _project(root, project or ("vllm" if engine else None))
+        foreign = {"--device": device, "--engine": engine} if name == "aiter" else {"--gfx": gfx, "--family": family}
         if given := [option for option, value in foreign.items() if value]:
             raise InputError(f"{', '.join(given)}: not for the configs of {name}")
         if name != "aiter":
-            return _check_engine(root, name, device, check.sizes_of(shape, "NK", "EN"), compiling)
+            return _check_engine(root, name, override, device, check.sizes_of(shape, "NK", "EN"), compiling)
         size = check.sizes_of(shape, "NK")
         chips = [gfx] if gfx else check.chips_of(root)
         if not chips:
-            raise InputError(f"{build}: holds no Triton GEMM configs; give the folder that holds `aiter/`")
+            way_out = "give the folder that holds `aiter/`, or for an override folder its vLLM with --engine"
+            raise InputError(f"{build}: holds no Triton GEMM configs; {way_out}")
         sizes = size.get("N"), size.get("K")
         found = [check.check(root, g, kinds, sizes, compiling=compiling, progress=_progress) for g in chips]
     levels = [f.level for c in found for f in c.findings]
@@ -382,17 +392,25 @@ def _project(root: Path, asked: str | None) -> str:
     return asked or next(iter(there), "aiter")
 
 
-def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str, int], compiling: bool) -> Page:
+def _check_engine(
+    root: Path, project: str, override: Path | None, device: str | None, sizes: dict[str, int], compiling: bool
+) -> Page:
     from worker.foreign.runner import ForeignCodeError
-    from worker.triton_configs.engine import EngineError
+    from worker.triton_configs.engine import INSTALL, EngineError
 
     try:
         from orchestrator.configs import engine_check
 
         own = root / project
-        c = engine_check.check(own if own.is_dir() else root, device, sizes, compiling=compiling, say=_say)
-    except (EngineError, ImportError, ForeignCodeError) as e:
+        c = engine_check.check(
+            own if own.is_dir() else root, device, sizes, override=override, compiling=compiling, say=_say
+        )
+    except ImportError as e:
+        raise InputError(f"the configs of {project} are checked with torch and triton ({e}): {INSTALL}") from e
+    except EngineError as e:
         raise InputError(str(e)) from e
+    except ForeignCodeError as e:
+        raise InputError(f"the code of {root} {e}") from e
     findings = c["findings"]
     page = Page({**c, "findings": [asdict(f) for f in findings]}, bool(c["errors"]))
     about = f"{c['project']} {c['version']}, Triton {c['triton']}"
@@ -454,7 +472,7 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
     wheel = triton and path.suffix == ".whl"
     if not wheel and (path.exists() or build.startswith(("/", "./", "../", "~")) or not build):
         raise InputError(
-            f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
+            f"{build}: is neither a folder with an AITER, vLLM or SGLang (a checkout, or site-packages) nor an image"
         )
     from orchestrator.image.build import ENGINES, EVERYTHING, TRITON, take_out
     from worker.triton_configs.engine import EngineError, unpack
@@ -465,4 +483,4 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
         try:
             yield unpack(path, Path(scratch)) if wheel else Path(scratch)
         except EngineError as e:
-            raise InputError(f"--build {build}: {e}") from e
+            raise InputError(str(e)) from e

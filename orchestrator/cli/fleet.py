@@ -97,8 +97,9 @@ def add(
     from orchestrator.cli.tuning import replace_inventory
     from orchestrator.inventory.load import limit, load_inventory
 
+    edited = load_inventory(inventory)
     paths = _driven(runs, run)
-    label, edited = RunConfig.read(paths.config).limit, load_inventory(inventory)
+    label = RunConfig.read(paths.config).limit
     new = edited.nodes.keys() - load_inventory(paths.inventory).nodes.keys()
     within = limit(edited, label).nodes
     replace_inventory(paths, inventory)

@@ -324,10 +324,15 @@ def verify(
     unproven = any(not any(a.rows[i].proven for a in good) for i in range(len(rows)))
     document = {"family": of.name, "nodes": [a.to_json() for a in answers]}
     page = Page(document, wrong or unproven or len(good) < len(answers))
+    if good:
+        for answer in answers:
+            _add_node(page, answer)
+        return page
+    by_reason: dict[str, list[str]] = {}
     for answer in answers:
-        _add_node(page, answer)
-    if not good:
-        page.error = NoUsableNodeError("no node could verify: " + "; ".join(f"{a.node}: {a.why}" for a in answers))
+        by_reason.setdefault(answer.why, []).append(answer.node)
+    reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason.items())
+    page.error = NoUsableNodeError(f"no node could verify: {reasons}")
     return page
 
 

@@ -218,8 +218,10 @@ def prune(
 
     A run with a live controller is never removed.
     """
-    from orchestrator.controller.runs import prunable, remove_run
+    from orchestrator.controller.runs import prunable, remove_leftovers, remove_run
 
+    if yes:
+        remove_leftovers(runs)
     old, page = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time()), Page()
     for s in old:
         page.line(*(f"! {trouble}" for trouble in (remove_run(s.paths) if yes else ())))

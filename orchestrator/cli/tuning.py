@@ -316,8 +316,8 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, noisy: bool
         return page
     if not wanted:
         which = "".join(f" with {w}" for w in (reason and f"reason {reason!r}", group and f"group {group!r}") if w)
-        there = f"failed shapes have: {', '.join(reasons)}" if reasons else "no shape failed"
-        page.line(f"nothing to retry: no failed shape{which} ({there})")
+        there = f" (failed shapes have: {', '.join(reasons)})" if reasons else ""
+        page.line(f"nothing to retry: no failed shape{which}{there}")
         if counts.pending and not holder(paths.lock):
             page.line(f"{plural(counts.pending, 'shape')} pending; go on with: {command(f'resume {paths.named}')}")
         return page

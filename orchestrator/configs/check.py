@@ -21,6 +21,7 @@ from orchestrator.errors import InputError
 from worker.foreign.answer import report
 from worker.foreign.runner import ForeignCodeError, Limits, call
 from worker.text import LEVELS, Finding, Level, clean, plural
+from worker.triton_configs.engine import INSTALL
 from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind, kinds_of
 from worker.triton_configs.resolve import (
     CONFIGS,
@@ -41,7 +42,7 @@ COMPILE_LIMITS = Limits(seconds=4 * 3600, memory=16 << 30, output=1 << 30, proce
 """All buckets of a chip take an hour on 16 cores. A process a core compiles, and starts compilers of its own."""
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
-WAY_OUT = "pip install '.[triton,torch]' in a checkout of gemmfleet, or leave out --compile"
+WAY_OUT = f"{INSTALL}, or leave out --compile"
 Size = tuple[int | None, int | None]
 """N and K that are asked for, None for any."""
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,7 +23,7 @@ from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton, outliers
 from worker.foreign.answer import report
 from worker.foreign.runner import call
 from worker.text import LEVELS, Finding, and_more
-from worker.triton_configs.engine import FOLDERS, EngineError, Values, locate
+from worker.triton_configs.engine import FOLDERS, OVERRIDE, EngineError, Values, locate
 from worker.triton_configs.keys import USUAL_KEYS, served
 from worker.triton_configs.resolve import ConfigFileError, read
 from worker.tuners.vllm.lookups import LINEAR, MOE, Fault, File, Lookups, Table, lookups_of
@@ -33,6 +33,8 @@ FAR = 4
 MOST_KEYS = 8
 CHUNK = 16
 """Files that a process looks at in a row if it does not compile: it loads the engine anew for each device."""
+LOOK_LIMITS = replace(COMPILE_LIMITS, seconds=3600)
+"""All files of an engine are looked up in minutes; the rest is for a busy machine."""
 Faults = dict[Fault, list[int]]
 """Keys of a file by what is wrong with them; none if it is wrong with the whole file."""
 
@@ -50,13 +52,24 @@ class CheckedEngine:
 
 
 def check(
-    root: Path, device: str | None, sizes: Mapping[str, int], *, compiling: bool, say: Callable[[str], None]
+    root: Path,
+    device: str | None,
+    sizes: Mapping[str, int],
+    *,
+    override: Path | None = None,
+    compiling: bool,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `compiling`: and
-    compile their entries. Returns the document of `--json`. Raises EngineError, ForeignCodeError."""
+    """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `override`: those of
+    this override folder of vLLM instead. `compiling`: and compile their entries. Returns the document of `--json`.
+    Raises EngineError, ForeignCodeError."""
+    env = cache_of_triton()
+    if override:
+        env[OVERRIDE] = str(override.absolute())
     done = call(
-        check_files, root, device, sizes, compiling,
-        limits=COMPILE_LIMITS, packages=True, env=cache_of_triton(), raises=(EngineError,), progress=say,
+        check_files, root, override, device, sizes, compiling,
+        limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
+        packages=True, env=env, raises=(EngineError,), progress=say,
     )  # fmt: skip
     return {
         "project": done.project, "version": done.version, "triton": done.triton, "files": done.files,
@@ -65,33 +78,40 @@ def check(
     }  # fmt: skip
 
 
-def check_files(root: Path, device: str | None, sizes: dict[str, int], compiling: bool) -> CheckedEngine:
+def check_files(
+    root: Path, override: Path | None, device: str | None, sizes: dict[str, int], compiling: bool
+) -> CheckedEngine:
     """`check` itself. It runs code of the engine: call it in a process of its own."""
     project, package, version = locate(root)
-    paths = (p for folder in FOLDERS[project] for p in (package / folder / "configs").rglob("*.json"))
+    if override and project != "vllm":
+        raise EngineError(f"{OVERRIDE} is vLLM's, and {package} is of {project}: name a vLLM with --engine")
+    folders = [override] if override else [package / folder / "configs" for folder in FOLDERS[project]]
+    paths = (path for folder in folders for path in folder.rglob("*.json"))
     named = [f for f in map(File.of, paths) if f and device in (None, f.device)]
     files = [f for f in named if all(getattr(f.layer, name.lower()) == size for name, size in sizes.items())]
     if not files:
-        raise EngineError(f"{package} has no config file for {device or 'any device'} and that shape")
+        raise EngineError(f"{override or package} has no config file for {device or 'any device'} and that shape")
     files.sort(key=lambda f: (f.device, f.path))
     findings, compiled, begin = list[Finding](), dict[str, Values](), time.monotonic()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        looked = pool.map(partial(look, package, compiling), files, chunksize=1 if compiling else CHUNK)
+        look_at = partial(look, package, override or package.parent, compiling)
+        looked = pool.map(look_at, files, chunksize=1 if compiling else CHUNK)
         for n, (some, results) in enumerate(looked, 1):
             findings += some
             compiled |= results
             if compiling:
                 rate = len(compiled) / (time.monotonic() - begin)
                 report(f"{n} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
-    if device is None and not sizes:
+    if device is None and not sizes and override is None:
         findings += _unread_folders(package, files, findings)
     findings.sort(key=lambda f: (LEVELS.index(f.level), f.rule, f.path, f.line))
     return CheckedEngine(project, version, triton.__version__, len(files), findings, compiled)
 
 
-def look(package: Path, compiling: bool, file: File) -> tuple[list[Finding], dict[str, Values]]:
-    """Findings on a file, and its distinct entries with what became of them. Call it in a process of its own."""
-    at = str(file.path.relative_to(package.parent))
+def look(package: Path, top: Path, compiling: bool, file: File) -> tuple[list[Finding], dict[str, Values]]:
+    """Findings on a file, by its path below `top`, and its distinct entries with what became of them. Call it in a
+    process of its own."""
+    at = str(file.path.relative_to(top))
     try:
         content = read(file.path)
     except (ConfigFileError, OSError) as e:

@@ -19,11 +19,10 @@ from orchestrator.configs.winners import Measured, Winner, WonFile, words
 from orchestrator.errors import InputError
 from worker.foreign.runner import ForeignCodeError
 from worker.text import Finding, and_more
-from worker.triton_configs.engine import Device, Engine, EngineError, Layer, ask, load, locate, unpack
+from worker.triton_configs.engine import OVERRIDE, Device, Engine, EngineError, Layer, ask, load, locate, unpack
 from worker.triton_configs.keys import Segment, served, written
 from worker.triton_configs.resolve import Bucket, Layout, indent_of
 
-OVERRIDE = "VLLM_TUNED_CONFIG_FOLDER"
 NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 LAST_M = 16384
 # names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another

@@ -29,6 +29,8 @@ from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_statu
 from worker.protocol import HOT_C
 from worker.text import uncoloured
 
+REMOVED = ".removed"
+"""End of the name of a run's folder while its files are removed."""
 STOP_S = 30.0
 """Time for the nodes of a finished run to answer and to stop workers that are left."""
 UNENDED = ("planned", "running")
@@ -114,8 +116,17 @@ def remove_run(paths: RunPaths) -> list[str]:
                     transport.run(["rmdir", "--", str(run_folder)], timeout=20.0)
         except OrchestratorError as e:
             troubles.append(str(e))
-    shutil.rmtree(paths.root)
+    # a kill while files are removed leaves no half of a run, and the next prune removes the rest
+    aside = paths.root.with_name(f".{paths.run}{REMOVED}")
+    paths.root.rename(aside)
+    shutil.rmtree(aside)
     return troubles
+
+
+def remove_leftovers(runs: Path) -> None:
+    """Remove what a killed `remove_run` left."""
+    for aside in runs.glob(f".*{REMOVED}"):
+        shutil.rmtree(aside)
 
 
 def stop_left_workers(paths: RunPaths, reach: Callable[[NodePlan], Transport] | None = None) -> dict[str, StoppedNode]:

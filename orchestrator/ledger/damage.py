@@ -7,9 +7,11 @@ sentence, and an error of our own, for which no value is to blame, keeps its tra
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import events as ev
@@ -18,6 +20,7 @@ from orchestrator.reasons import Reason
 
 if TYPE_CHECKING:
     from orchestrator.ledger.reader import LedgerReader
+    from worker.families import Family
 
 BROKEN_BY_VALUES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """The errors that Python raises over a value that is not as expected."""
@@ -40,9 +43,13 @@ def find_damage(ledger: LedgerReader) -> str:
 def _damage(ledger: LedgerReader) -> Iterator[str]:
     for key, text in ledger.query("SELECT key, value FROM meta"):
         yield from _fault(f"value `{key}`", text, partial(_is_a, _META.get(key, object)))
-    size = len(ledger.family.key_names)
+    for (table,) in ledger.query(
+        "SELECT name FROM pragma_table_list WHERE type='table' AND NOT strict AND name NOT GLOB 'sqlite_*'"
+    ):
+        yield f"table {table} was made again without the types of its columns"
+    family = ledger.family
     for id_, text in ledger.query("SELECT id, key FROM shapes"):
-        yield from _fault(f"key of shape {id_}", text, partial(_is_key, size))
+        yield from _fault(f"key of shape {id_}", text, partial(is_key, family))
     yield from _journal_damage(ledger)
     for table, place, columns in (
         ("reports", "attempt", {"spent": _is_seconds, "device": _is_object, "conditions": _is_object_of_objects}),
@@ -54,8 +61,12 @@ def _damage(ledger: LedgerReader) -> Iterator[str]:
             sql = f"SELECT {place}, {column} FROM {table} WHERE {column} IS NOT NULL"
             for where, text in ledger.query(sql):
                 yield from _fault(f"`{column}` of {table} {where}", text, is_right)
-    for (id_,) in ledger.query("SELECT id FROM rows WHERE shape NOT IN (SELECT id FROM shapes) OR us IS NULL"):
-        yield f"row {id_} is of no shape of this run"
+    for condition, fault in (
+        ("shape NOT IN (SELECT id FROM shapes)", "is of no shape of this run"),
+        ("winner AND (us IS NULL OR us <= 0 OR us > 1e300)", "is a winner without a time"),
+    ):
+        for (id_,) in ledger.query(f"SELECT id FROM rows WHERE {condition}"):
+            yield f"row {id_} {fault}"
 
 
 def _journal_damage(ledger: LedgerReader) -> Iterator[str]:
@@ -72,8 +83,12 @@ def _journal_damage(ledger: LedgerReader) -> Iterator[str]:
             if wrong:
                 raise TypeError(f"{', '.join(wrong)}: not of its type")
             apply(state, record, t)
+            time.localtime(t)
         except BROKEN_BY_VALUES as e:
             yield f"journal record {number} ({kind[:40]}) cannot be used ({type(e).__name__}: {str(e)[:200]})"
+    for (shape,) in ledger.query("SELECT id FROM shapes WHERE id IN (SELECT shape FROM rows)"):
+        if shape not in state.shapes:
+            yield f"shape {shape} has rows, and the journal does not name it"
     known = {id_ for (id_,) in ledger.query("SELECT id FROM shapes")}
     for shape in sorted(set(state.shapes) - known):
         yield f"shape {str(shape)[:40]} of the journal has no key"
@@ -85,7 +100,7 @@ def _has_type(value: Any, annotation: str) -> bool:
         return value is None or _has_type(value, annotation.removesuffix(" | None"))
     if annotation.startswith("tuple"):
         return isinstance(value, tuple)
-    return isinstance(value, _PLAIN[annotation]) and (isinstance(value, bool) == (annotation == "bool"))
+    return _is_a(_PLAIN[annotation], value) and (isinstance(value, bool) == (annotation == "bool"))
 
 
 def _fault(what: str, text: str, is_right: Callable[[Any], bool]) -> Iterator[str]:
@@ -94,7 +109,7 @@ def _fault(what: str, text: str, is_right: Callable[[Any], bool]) -> Iterator[st
     except BROKEN_BY_VALUES:
         right = False
     if not right:
-        yield f"{what} is {text[:60]!r}"
+        yield f"{what} is {str(text)[:60]!r}"
 
 
 def _is_object(value: Any) -> bool:
@@ -106,19 +121,21 @@ def _is_object_of_objects(value: Any) -> bool:
 
 
 def _is_seconds(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(v, _NUMBER) for v in value.values())
+    return isinstance(value, dict) and all(_is_a(_NUMBER, v) for v in value.values())
 
 
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
-def _is_key(size: int, value: Any) -> bool:
-    return isinstance(value, list) and len(value) == size and all(isinstance(v, (int, str)) for v in value)
+def is_key(family: Family, value: Any) -> bool:
+    """Return whether a value has the types of the family's key columns."""
+    kinds = [int if column.kind == "int" else str for column in family.columns]
+    return isinstance(value, list) and len(value) == len(kinds) and all(map(isinstance, value, kinds))
 
 
 def _is_a(kind: Any, value: Any) -> bool:
-    return isinstance(value, kind)
+    return isinstance(value, kind) and (not isinstance(value, float) or isfinite(value))
 
 
 def _is_entry(value: Any) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.families import get_family
 from orchestrator.ledger import database
-from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage
+from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
@@ -292,10 +293,10 @@ class LedgerReader:
         """Key columns of each requested shape, in the order of the file."""
         if not self._replay.keys:
             rows = self._each("SELECT id, key FROM shapes ORDER BY id")
-            keys = {i: tuple(json.loads(k)) for i, k in rows}
-            if any(len(key) != len(self.family.key_names) for key in keys.values()):
+            keys, family = {i: json.loads(k) for i, k in rows}, self.family
+            if not all(is_key(family, key) for key in keys.values()):
                 raise ValueError("a key of another family")  # `__exit__` names it
-            self._replay.keys = keys
+            self._replay.keys = {i: tuple(key) for i, key in keys.items()}
         return self._replay.keys
 
     def skipped(self) -> dict[int, Skipped]:
@@ -387,6 +388,8 @@ class LedgerReader:
                 shape = shapes.get(raw[2])
                 if shape is not None and shape.state == "tuned" and shape.attempt == raw[1]:
                     found.setdefault(raw[2], _row(raw))
+            if not all(0 < row.us < inf for row in found.values()):
+                raise ValueError("a winner without a time")  # `__exit__` names it
         return [found[i] for i in sorted(found)]
 
     def noise(self, attempt: str, shape: int) -> float:

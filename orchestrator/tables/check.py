@@ -427,7 +427,5 @@ def _check_records_and_kinds(table: Table, out: Checked) -> None:
     found = rows_by_kind(table, known)
     out.kinds.update({kind: len(rows) for kind, rows in found.items()})
     if "aiter" in found or in_aiter(table.path.absolute()):
-        way_out = "delete the row" if "aiter" in found else "AITER reads this folder"
         for row in found.get("own", ()):
-            words = f"{describe_own(table.cells(row))}, at which AITER stops: {way_out}"
-            out.add(row.line, ("mixed", "error", words))
+            out.add(row.line, ("mixed", "error", f"{describe_own(table.cells(row))}, at which AITER stops"))

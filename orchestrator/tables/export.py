@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.files.faults import listed
 from orchestrator.files.write import write_csv
-from orchestrator.tables.kinds import SHOWN, current_records, kind_of_table, own_rows, read_records
+from orchestrator.tables.kinds import SHOWN, current_records, kind_of_table, read_records
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import REBUILD
 from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
@@ -226,12 +226,14 @@ def _unbuilt(family: Family, backend: str) -> KernelAvailability:
 
 
 def refuse_own(sources: Iterable[Table]) -> None:
-    """Raise TunedDBError for tables with rows of our own tuners, by file and line."""
+    """Raise TunedDBError for tables with rows of our own tuners."""
     for s in sources:
-        kind, own = kind_of_table(s, current_records(s, read_records(s.path)))
+        kind, _ = kind_of_table(s, current_records(s, read_records(s.path)))
         if kind == "own":
-            what = f"{s.path}: is a table of gemmfleet's own kernels: AITER loads none of them"
-            raise TunedDBError([what, *own_rows(s, own)])
+            raise TunedDBError(
+                f"{s.path}: is a table of gemmfleet's own kernels, and AITER loads none of them;"
+                " tune with --tuner aiter for one of AITER's"
+            )
 
 
 def best_rows(sources: Sequence[Table]) -> tuple[tuple[str, ...], list[dict[str, str]]]:

@@ -103,8 +103,10 @@ class MergeRow:
 
     @property
     def times(self) -> str:
-        """The times that were compared, in words: `why` is about these two."""
+        """The times that were compared, in words: `why` is about these two. One kernel of one profile has one time."""
         before = self.rival_us if self.judged == "same profile" else self.old_us
+        if self.judged == "same profile" and self.old_kernel == self.new_kernel:
+            before = None
         return " -> ".join(f"{us:g} us" for us in (before, self.new_us) if us is not None)
 
 

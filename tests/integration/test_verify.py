@@ -122,6 +122,16 @@ def test_an_aiter_without_run_config_runs_the_operator_itself_and_says_so(bench:
     assert (done.code, "64x512x1024: not used by the lookup, ok" in done.out) == (1, True), done.out
 
 
+@pytest.mark.parametrize("date", ["newest", "runbook"])
+def test_an_aiter_that_cannot_be_imported_is_one_line(bench: Bench, date: str) -> None:
+    tree = node(bench, date)
+    (tree.root / "aiter/__init__.py").write_text("import nothing_built\n")
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, 128)))
+    fault = f"the AITER in {tree.root} cannot be imported: ModuleNotFoundError: No module named 'nothing_built'"
+    assert (done.code, done.out) == (3, "")
+    assert done.err == f"error: no node could verify: here: {fault}\n"
+
+
 def test_an_image_that_cannot(bench: Bench) -> None:
     node(bench, "runbook")
     moe = bench.root / "tuned_fmoe.csv"

@@ -33,6 +33,10 @@ from worker.text import clean
 Values = dict[str, Any]
 Names = Mapping[str, Any]
 T = TypeVar("T")
+OVERRIDE = "VLLM_TUNED_CONFIG_FOLDER"
+"""The variable of vLLM that names an override folder: MoE files in it count before those of the package."""
+INSTALL = "pip install '.[triton,torch]' in a checkout of gemmfleet"
+"""The way out where torch or triton is missing."""
 ASK_S = 300
 """Seconds that the import of an installed vLLM may take."""
 ENGINE_LIMITS = Limits(seconds=900, memory=16 << 30)
@@ -276,7 +280,7 @@ def load(root: Path, device: Device, more: Sequence[str] = ()) -> Engine:
 
         supplied = _of_vllm(device) if project == "vllm" else _of_sglang(device)
     except ImportError as e:
-        raise EngineError(f"to load {package}, torch and triton have to be installed here: {e}") from e
+        raise EngineError(f"to load {package}, torch and triton have to be installed here ({e}): {INSTALL}") from e
     finder = Finder(package, project, (*PARTS[project].executed, *more), supplied)
     # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
     with replaced(torch, {"compile": Stub("torch.compile", {})}):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,37 @@ def test_the_command_takes_a_wheel_or_a_tree_and_narrows(package: Path) -> None:
         assert len(list((root / "vllm" / MOE / "configs").glob("E=*.json"))) == 338
     with pytest.raises(EngineError, match="has no config file for NVIDIA_H300"):
         check(package, "NVIDIA_H300", {}, compiling=False, say=print)
+
+
+@vllm
+def test_an_override_folder_is_checked_by_the_vllm_that_reads_it(package: Path, tmp_path: Path) -> None:
+    """Only the MoE look-up reads from it; linear layers' files lie there in vain."""
+    moe = "E=62,N=130,device_name=AMD_Instinct_MI300X.json"
+    ship(package, LINEAR, "N=1536,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json")
+    override = tmp_path / "override"
+    override.mkdir()
+    (override / moe).write_text(json.dumps({m: USUAL | {"num_stage": 2} if m == 64 else USUAL for m in KEYS}))
+    shutil.copytree(package / LINEAR / "configs", override, dirs_exist_ok=True)
+
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(app, ["configs", "check", "--build", str(override), *args])
+
+    document = json.loads(run("--engine", str(package.parent), "--json").output)
+    errors = {(f["rule"], f["path"]): f["text"] for f in document["findings"] if f["level"] == "error"}
+    assert errors.pop(("refused", moe)).startswith("M = 64: the launch fails: KeyError: 'Keyword argument num_stage")
+    ((rule, path),) = errors
+    assert (rule, path[:14], document["files"]) == ("override", "N=1536,K=7168,", 2)
+    assert errors[rule, path].startswith("never read: get_w8a8_block_fp8_configs takes this file from ")
+    assert "for an override folder its vLLM with --engine" in str(run().exception)
+    done = run("--engine", str(package), "--project", "aiter")
+    assert str(done.exception) == "--engine: not for the configs of aiter"
+    assert "is neither a folder" in str(run("--engine", str(tmp_path / "nothing")).exception)
+
+
+def test_a_missing_triton_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "orchestrator.configs.engine_check")
+    monkeypatch.delattr("orchestrator.configs.engine_check", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    (tmp_path / "vllm").mkdir()
+    done = CliRunner().invoke(app, ["configs", "check", "--build", str(tmp_path)])
+    assert str(done.exception).endswith(": pip install '.[triton,torch]' in a checkout of gemmfleet")

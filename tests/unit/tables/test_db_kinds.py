@@ -68,7 +68,10 @@ def test_check_lists_the_rows_of_a_mixed_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv.provenance.jsonl").write_text(json.dumps(line) + "\n")
     found = check(path)
     assert found.exit_code == 1
-    assert f"t.csv:3: mixed: {TORCH} is a kernel of gemmfleet's tuner torch, at which AITER stops" in found.stdout
+    assert (
+        f"t.csv:3: mixed: {TORCH} is a kernel of gemmfleet's tuner torch, at which AITER stops; fix: delete"
+        in found.stdout
+    )
     with pytest.raises(TunedDBError, match="delete these rows"):
         merge([row(9, CK)], path, A4W4)
     ours = table(tmp_path / "aiter" / "configs" / A4W4.tuned_csv, TORCH)

@@ -337,5 +337,6 @@ def test_a_line_of_a_merge_has_the_two_times_that_its_reason_compares() -> None:
     why = "slower by 60.0% in the same profile"
     row = MergeRow("kept", {}, 13951.1, 18389.1, "old", "new", why, "same profile", 11493.2)
     assert row.times == "11493.2 us -> 18389.1 us"
+    assert replace(row, new_kernel="old").times == "18389.1 us"
     assert replace(row, judged="old figure").times == "13951.1 us -> 18389.1 us"
     assert MergeRow("added", {}, None, 2.5, "", "new", "", "new key").times == "2.5 us"

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,8 +28,9 @@ from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.device import identify
 from worker.families import FAMILIES, Family
-from worker.process import run_in_foreground
+from worker.process import exit_words, run_in_foreground
 from worker.protocol.paths import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
+from worker.text import clean
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity
 from worker.tuners.aiter.findings import (
     WINDOWS,
@@ -386,8 +388,10 @@ def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool)
         link_shipped_modules(folder / "jit", tree.package)
         argv = _verify_command(found, name, table, folder)
         how = f"the operator itself: {lacks}" if lacks else ""
-        _report(supported=True, table=str(folder / TUNED), how=how, **answer)
         env = {**environment({**os.environ, **slot_env}, tree.root, folder, here), "AITER_LOG_TUNED_CONFIG": "1"}
+        if fault := _import_fault(env, tree.root):
+            return _report(supported=False, why=f"the AITER in {tree.root} cannot be imported: {fault}", **answer)
+        _report(supported=True, table=str(folder / TUNED), how=how, **answer)
         if lacks:
             argv = [sys.executable, "-m", "worker.bench.verify", name, str(folder / TUNED)]
             path = os.pathsep.join([str(PACKAGE_PARENT), env["PYTHONPATH"]])
@@ -395,6 +399,18 @@ def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool)
         code = run_in_foreground(argv, env, tree.root, until_eof=until_eof)
     print(flush=True)
     return _report(code=code)
+
+
+def _import_fault(env: Mapping[str, str], root: Path) -> str:
+    """The last line of an `import aiter` that fails, or "". Otherwise every row would fail for this one reason."""
+    argv = [sys.executable, "-c", "import aiter"]
+    try:
+        done = subprocess.run(argv, env=env, cwd=root, capture_output=True, timeout=BUILD_QUIET_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no end within {BUILD_QUIET_S:g} s"
+    if done.returncode == 0:
+        return ""
+    return clean("".join(done.stderr.decode(errors="replace").splitlines()[-1:]), 300) or exit_words(done.returncode)
 
 
 def _verify_command(script: TunerScript, name: str, table: Path, folder: Path) -> list[str]:

@@ -135,6 +135,9 @@ class Lookups:
             first = sought[-1]  # that exists
             if first == file.path:
                 return name, table, fault
+            folders = [path.parent for path in sought[1:] if path.name == file.path.name]
+            if folders and not file.path.is_relative_to(self.engine.package):
+                return name, {}, ("error", "override", f"never read: {name} takes this file from {folders[0]} alone")
             if first.name == file.path.name:
                 text = f"not read by Triton {triton.__version__}, for which the file in {first.parent.name} counts"
                 return name, {}, ("warning", "shadowed", f"{text}; only by that of {file.path.parent.name}")
