@@ -23,8 +23,8 @@ from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import HARMLESS, Options, Side, fetch, mean_of_runs, rounds
-from worker.tuners.aiter.launch import chip_variables, inventory_switches
-from worker.tuners.aiter.session import link_shipped_modules
+from worker.tuners.aiter.environment import chip_variables, inventory_switches
+from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import figure
 

@@ -28,8 +28,9 @@ from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, e
 from worker.protocol import SHAPE_VERDICTS, Row, SpecShape
 from worker.text import clean, plural
 from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut
+from worker.tuners.aiter.environment import is_switch
 from worker.tuners.aiter.known_issues import CANDIDATE_WARNING, Diagnosis, diagnose, ends_process
-from worker.tuners.aiter.launch import JOURNAL, LEFT_OUT, LOG, PROFILE, TUNED, UNTUNED, argv, is_switch
+from worker.tuners.aiter.launch import JOURNAL, LEFT_OUT, LOG, PROFILE, TUNED, UNTUNED, argv
 from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, ShapeVerdict, Tables, shape_verdict, step_row
 from worker.tuners.aiter.session import Job, say
 from worker.tuners.base import Emit, TunerFault

@@ -20,10 +20,11 @@ from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
+from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.findings import Applied
-from worker.tuners.aiter.launch import query_device
+from worker.tuners.aiter.image import inspect_image
 from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
-from worker.tuners.aiter.session import Job, Session, inspect_image, say
+from worker.tuners.aiter.session import Job, Session, say
 from worker.tuners.aiter.spec import Options
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.common.problem import fp8_of
