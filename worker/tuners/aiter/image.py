@@ -12,6 +12,7 @@ from worker.aiter_tree.locate import Tree, choose
 from worker.device import identify
 from worker.families import Family
 from worker.protocol.paths import AITER_ROOT_ENV, IMAGE_ENV
+from worker.tuners.aiter.adapted_tree import Applied
 from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.environment import (
     cleared_names,
@@ -20,13 +21,8 @@ from worker.tuners.aiter.environment import (
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.findings import (
-    WINDOWS,
-    Applied,
-    Findings,
-    TunerScript,
-    inspect,
-)
+from worker.tuners.aiter.findings import WINDOWS, Findings, inspect
+from worker.tuners.aiter.script import TunerScript
 from worker.tuners.aiter.spec import Options
 
 

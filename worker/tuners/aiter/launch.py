@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from worker.families import Family
-from worker.tuners.aiter.findings import TunerScript
+from worker.tuners.aiter.script import TunerScript
 from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 UNTUNED, TUNED, PROFILE, LOG = "untuned.csv", "tuned.csv", "profile.csv", "tuner.log"

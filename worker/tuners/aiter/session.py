@@ -13,22 +13,18 @@ from pathlib import Path
 from worker.aiter_tree.kernels import KernelLists
 from worker.families import Family
 from worker.protocol.paths import CACHE_ENV
+from worker.tuners.aiter.adapted_tree import Applied, needed, prepare
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity
 from worker.tuners.aiter.environment import (
     environment,
-)
-from worker.tuners.aiter.findings import (
-    Applied,
-    TunerScript,
-    WorkaroundRefusedError,
-    needed,
-    prepare,
 )
 from worker.tuners.aiter.image import AiterImage
 from worker.tuners.aiter.launch import batch_size, ignored_options
 from worker.tuners.aiter.modules import ModuleStore, clear_stale_locks, link_shipped_modules
 from worker.tuners.aiter.rows import KernelNames
+from worker.tuners.aiter.script import TunerScript
 from worker.tuners.aiter.spec import Options
+from worker.tuners.aiter.workarounds import WorkaroundRefusedError
 from worker.tuners.base import Place
 
 BUILD_QUIET_S = 600.0

@@ -19,9 +19,9 @@ from typing import Any
 from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
+from worker.tuners.aiter.adapted_tree import Applied
 from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
 from worker.tuners.aiter.device_query import query_device
-from worker.tuners.aiter.findings import Applied
 from worker.tuners.aiter.image import inspect_image
 from worker.tuners.aiter.repro import REPRO, write_repro
 from worker.tuners.aiter.run import ProcessEnd, run_shapes

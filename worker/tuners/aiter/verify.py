@@ -20,13 +20,11 @@ from worker.protocol.paths import AITER_ROOT_ENV
 from worker.tuners.aiter.environment import (
     environment,
 )
-from worker.tuners.aiter.findings import (
-    TunerScript,
-    inspect,
-)
+from worker.tuners.aiter.findings import inspect
 from worker.tuners.aiter.image import tree_here
 from worker.tuners.aiter.launch import TUNED, UNTUNED
 from worker.tuners.aiter.modules import link_shipped_modules
+from worker.tuners.aiter.script import TunerScript
 
 VERIFY_MARK = "GEMMFLEET-VERIFY "
 

@@ -18,8 +18,8 @@ from worker.tuners.aiter.environment import (
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.findings import TunerScript
 from worker.tuners.aiter.launch import batch_size
+from worker.tuners.aiter.script import TunerScript
 from worker.tuners.aiter.spec import Options, risk, tuner_arg_flags
 from worker.tuners.aiter.tuner import tiny_key
 
