@@ -38,15 +38,22 @@ def environment(
     `device`: gfx and cu_num as far as they are known. `slot`: the slot's folder with `jit` (where AITER builds) and
     `tmp`. `watched`: the folder of a process whose candidates the shim reports.
     """
-    env = {k: v for k, v in base.items() if not _is_taken(k, base)}
-    env = {**chip_variables(device), **env}
-    inherited = base.get("PYTHONPATH", "").split(os.pathsep)
+    env = {**chip_variables(device)}
+    env |= {name: value for name, value in base.items() if not _is_taken(name, base)}
+
     ours = os.path.realpath(PACKAGE_PARENT)
-    path = [*([SHIM] if watched else []), root, *(p for p in inherited if p and os.path.realpath(p) != ours)]
-    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(str, path)))
-    env |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # unbuffered: prints would come in blocks
-    env |= {"AITER_JIT_DIR": str(slot / "jit"), "TMPDIR": str(slot / "tmp")} if slot else {}
-    return env | ({WATCH_ENV: str(watched)} if watched else {})
+    inherited = base.get("PYTHONPATH", "").split(os.pathsep)
+    path = [str(root), *(folder for folder in inherited if folder and os.path.realpath(folder) != ours)]
+    if watched:
+        path.insert(0, str(SHIM))
+        env[WATCH_ENV] = str(watched)
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
+    env["PYTHONUNBUFFERED"] = "1"  # or prints would come in blocks
+    env["PYTHONFAULTHANDLER"] = "1"
+    if slot:
+        env["AITER_JIT_DIR"] = str(slot / "jit")
+        env["TMPDIR"] = str(slot / "tmp")
+    return env
 
 
 def inventory_switches(base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -75,10 +82,11 @@ def _is_taken(name: str, base: Mapping[str, str]) -> bool:
 def switch_record(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
     """Switches for provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
     kept = inventory_switches(base)
-    ours = {n: v for n, v in chip_variables(device).items() if n not in kept}
-    had = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)
-    had |= {n: v for n, v in base.items() if n not in kept}
-    return {"set": ours, "overridden": {n: had[n] for n, v in ours.items() if had.get(n, v) != v}, "kept": kept}
+    ours = {name: value for name, value in chip_variables(device).items() if name not in kept}
+    of_image = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)
+    of_image |= {name: value for name, value in base.items() if name not in kept}
+    overridden = {name: of_image[name] for name, value in ours.items() if of_image.get(name, value) != value}
+    return {"set": ours, "overridden": overridden, "kept": kept}
 
 
 def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> list[str]:

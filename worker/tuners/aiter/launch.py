@@ -29,13 +29,19 @@ def batch_size(family: Family, script: TunerScript, options: Options) -> int:
 
 def ignored_options(script: TunerScript, options: Options) -> list[str]:
     """Notes on the options that the user asked for and that this version of the script does not have."""
-    asked = (
-        ("--warmup", options.warmup, "--warmup"), ("--iters", options.iters, "--iters"),
-        ("--batch", options.batch, "--batch"), ("--split-k", options.split_k, "--splitK"),
-        *((f"--tuner-arg {name}", True, name) for name, _ in tuner_arg_flags(options.tuner_args)),
-    )  # fmt: skip
+    asked = {
+        "--warmup": (options.warmup, "--warmup"),
+        "--iters": (options.iters, "--iters"),
+        "--batch": (options.batch, "--batch"),
+        "--split-k": (options.split_k, "--splitK"),
+    }
+    for flag, _ in tuner_arg_flags(options.tuner_args):
+        asked[f"--tuner-arg {flag}"] = (True, flag)
     here = f"{script.path.name} of this image has no"
-    notes = [f"{name} is ignored: {here} {flag}" for name, value, flag in asked if value and not script.has(flag)]
+    notes = []
+    for name, (value, flag) in asked.items():
+        if value and not script.has(flag):
+            notes.append(f"{name} is ignored: {here} {flag}")
     if options.tuner_timeout and not script.has("--timeout"):
         notes.append(f"--tuner-timeout is kept by gemmfleet alone: {here} --timeout")
     return notes
@@ -49,23 +55,37 @@ def argv(
     Never `--verbose`: since 2026-05-26 (9a41912018) AITER's comparison raises with it instead of returning the error,
     and a wrong candidate reads as one that cannot run.
     """
-    out = [str(script.path)]
-    # always both: with --preshuffle the defaults are those of the family without it
-    for names, file in ((("--untune_file", "--input_file"), UNTUNED), (("--tune_file", "--tuned_file"), TUNED)):
-        known = [n for n in names if script.has(n)]
-        if not known:
-            raise ValueError(f"{script.path.name} of this image has none of {' and '.join(names)}")
-        out += [known[0], str(folder / file)]
-    wanted: tuple[tuple[str, object], ...] = (
-        *((flag, True) for flag in family.aiter.flags),
-        ("--profile_file", folder / PROFILE), ("--mp", 1), ("--errRatio", f"{err_ratio:g}"), ("--batch", batch),
-        ("--timeout", aiter_timeout(options, batch)), ("--warmup", options.warmup), ("--iters", options.iters),
-        ("--splitK", options.split_k),
-    )  # fmt: skip
-    for flag, value in wanted:
+    # always both files: with --preshuffle the defaults are those of the family without it
+    words = [str(script.path)]
+    words += [_file_flag(script, "--untune_file", "--input_file"), str(folder / UNTUNED)]
+    words += [_file_flag(script, "--tune_file", "--tuned_file"), str(folder / TUNED)]
+    words += [flag for flag in family.aiter.flags if script.has(flag)]
+    values = {
+        "--profile_file": folder / PROFILE,
+        "--mp": 1,
+        "--errRatio": f"{err_ratio:g}",
+        "--batch": batch,
+        "--timeout": aiter_timeout(options, batch),
+        "--warmup": options.warmup,
+        "--iters": options.iters,
+    }
+    for flag, value in values.items():
         if value and script.has(flag):
-            out += [flag] if value is True else [flag, str(value)]
-    return out + [w for name, mine in tuner_arg_flags(options.tuner_args) if script.has(name) for w in mine]
+            words += [flag, str(value)]
+    if options.split_k and script.has("--splitK"):
+        words.append("--splitK")
+    for flag, flag_words in tuner_arg_flags(options.tuner_args):
+        if script.has(flag):
+            words += flag_words
+    return words
+
+
+def _file_flag(script: TunerScript, *names: str) -> str:
+    """The name that this script has for the flag of a file. Raises ValueError."""
+    for name in names:
+        if script.has(name):
+            return name
+    raise ValueError(f"{script.path.name} of this image has none of {' and '.join(names)}")
 
 
 def aiter_timeout(options: Options, batch: int) -> int:
