@@ -42,7 +42,8 @@ from orchestrator.errors import LedgerError
 from orchestrator.events import NodeTroubled
 from orchestrator.ledger.ingest import Chunk
 from tests.integration.kit import Bench
-from worker.agent.inbox import Inbox, lock_slot
+from worker.agent.inbox import Inbox
+from worker.agent.locks import lock_slot
 from worker.protocol import NodePaths, Spec, record
 
 NODES, SLOTS, SHAPES, SECONDS = 200, 8, 100_000, 2.6

@@ -88,7 +88,7 @@ def _on_slot(args: argparse.Namespace) -> int:
 
     slot_env = read_config(NodePaths(args.node_dir)).slots.get(args.slot, {})
     if args.verb == "verify":
-        from worker.tuners.aiter.session import verify
+        from worker.tuners.aiter.verify import verify
 
         return verify(args.table, args.family, slot_env, args.until_eof)
     from worker import capture

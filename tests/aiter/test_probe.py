@@ -9,7 +9,9 @@ import pytest
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
 from worker.families import FAMILIES
-from worker.tuners.aiter.findings import WORKAROUNDS, Findings, inspect, prepare
+from worker.tuners.aiter.adapted_tree import prepare
+from worker.tuners.aiter.findings import Findings, inspect
+from worker.tuners.aiter.workarounds import WORKAROUNDS
 
 pytestmark = needs_checkout
 

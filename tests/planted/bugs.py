@@ -131,9 +131,9 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/policy/test_blame.py::test_a_fault_on_a_slot_whose_canary_then_fails_is_not_held_against_the_shape",),
     ),
     Bug(
-        "workaround-without-predicate", 7, "worker/tuners/aiter/findings.py",
-        'if found.workarounds[w.name].verdict == "needed"',
-        'if found.workarounds[w.name].verdict != "harmful"',
+        "workaround-without-predicate", 7, "worker/tuners/aiter/adapted_tree.py",
+        'if found.workarounds[workaround.name].verdict == "needed"',
+        'if found.workarounds[workaround.name].verdict != "harmful"',
         "A workaround is asked for on an AITER that does not need it.",
         ("tests/unit/worker/aiter/test_aiter_workarounds.py::test_two_in_one_file",),
     ),

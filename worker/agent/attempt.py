@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worker.agent.inbox import NOW, Control
+from worker.agent.control import NOW, Control
 from worker.agent.records import RecordFile
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import (

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.agent.inbox import read_epoch, read_stop
+from worker.agent.control import read_epoch, read_stop
 from worker.process import write_all
 from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
 
@@ -125,7 +125,7 @@ class Stream:
         alive, age, waits = is_alive(self.paths, slot), None, ""
         with suppress(OSError):
             age = round(max(0.0, now - os.stat(self.paths.beat(slot)).st_mtime), 3)
-        with suppress(OSError):  # as worker.agent.inbox.sign writes it
+        with suppress(OSError):  # as worker.agent.locks.sign writes it
             waits = self.paths.lock(slot).read_text(errors="replace").partition("\n")[2][:200] if alive else ""
         return {"alive": alive, "age": age, **({"waits": waits} if waits else {})}
 

@@ -20,18 +20,12 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
-from worker.agent.inbox import (
-    Control,
-    DeviceLock,
-    Inbox,
-    SlotTakenError,
-    SpecRejectedError,
-    accept,
-    lock_slot,
+from worker.agent.control import (
+    Control,  # fmt: skip
     read_epoch,
-    read_spec,
-    sign,
-)  # fmt: skip
+)
+from worker.agent.inbox import Inbox, SpecRejectedError, accept, read_spec
+from worker.agent.locks import DeviceLock, SlotTakenError, lock_slot, sign
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TOKEN, TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor

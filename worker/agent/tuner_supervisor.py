@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from worker.agent.attempt import LAST_WORDS, Ended, with_log
-from worker.agent.inbox import NOW, Control
+from worker.agent.control import NOW, Control
 from worker.agent.records import RecordFile
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import NodeConfig, Spec, record

@@ -1,5 +1,5 @@
-"""The backends of a bench. `torch`: the library GEMM that torch calls (cuBLAS, hipBLASLt, oneDNN). `aiter` (the tuned
-dispatch), `aiter-triton` and `aiter-gluon`: AITER's own entry points, for AITER of any date.
+"""The backends of a bench by name. Here are those of AITER, its own entry points of any date: `aiter` (the tuned
+dispatch), `aiter-triton` and `aiter-gluon`. `torch_backend.py` has the other.
 
 Modules moved: on 2026-01-07 the Triton wrappers went from aiter/ops/triton/ to aiter/ops/triton/gemm/{basic,batched}/.
 AITER's own functions shuffle the weights and scales for the dispatch beforehand; that time does not count.
@@ -14,15 +14,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from worker.aiter_tree.locate import NotATreeError, ScratchTree, Tree, choose
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
 from worker.bench.measuring import Backend, BoundCase, Call, Inputs
+from worker.bench.torch_backend import TorchBackend
 from worker.families import FAMILIES
 from worker.protocol.bench import Options
 from worker.protocol.paths import AITER_ROOT_ENV
@@ -31,7 +31,6 @@ from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, lay_out, spe
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
-from worker.tuners.torch.variants import mx_types, op
 
 BATCHED_OPS = {
     "aiter-bmm-bf16": ("batched_gemm_bf16",),
@@ -106,18 +105,21 @@ class Gluon:
         op = GLUON_OPS.get(case.family)
         if op is None:
             raise UnsupportedError(f"AITER has no Gluon kernel for {case.family}; it has {', '.join(GLUON_OPS)}")
-        gfx, file = str(self._device.info().get("gfx", "")), self._root / GLUON / f"{op}.py"
-        configs = [p for p in (self._root / CONFIGS).rglob("*.json") if "gluon" in p.parts]
-        name = f"GEMM-{op.removeprefix('gemm_').upper()}"  # or a folder of its own: the place changed twice
-        has_config = any(name in p.name or op in p.parts for p in configs)
-        lacks = (
-            (self._device.gpu and gfx != GLUON_CHIP, f"AITER's Gluon kernels are for {GLUON_CHIP}; this is {gfx}"),
-            (not file.is_file(), f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays"),
-            (not has_config, f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"),
-        )
-        if why := next((what for lacking, what in lacks if lacking), ""):
-            raise UnavailableError(why)
+        gfx = str(self._device.info().get("gfx", ""))
+        if self._device.gpu and gfx != GLUON_CHIP:
+            raise UnavailableError(f"AITER's Gluon kernels are for {GLUON_CHIP}; this is {gfx}")
+        if not (self._root / GLUON / f"{op}.py").is_file():
+            raise UnavailableError(f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays")
+        if not self._has_config(op):
+            lacks = f"there is no configuration of {op} for Gluon below {CONFIGS}"
+            raise UnavailableError(f"{lacks}; --gluon-from overlays")
         return bound(*find_function([(f"aiter.ops.triton.gluon.{op}", op)]), case)
+
+    def _has_config(self, op: str) -> bool:
+        """A config has the kernel's name, or a folder of its own: the place changed twice."""
+        name = f"GEMM-{op.removeprefix('gemm_').upper()}"
+        configs = [path for path in (self._root / CONFIGS).rglob("*.json") if "gluon" in path.parts]
+        return any(name in path.name or op in path.parts for path in configs)
 
 
 def with_configs(tree: Tree, text: str, folder: Path) -> Tree:
@@ -263,60 +265,3 @@ def enter(tree: Tree) -> dict[str, Any]:
         os.environ.setdefault("AITER_TRITON_ONLY", "1")  # without ROCm nothing else of it can be imported
     sys.path.insert(0, str(tree.root))
     return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
-
-
-class TorchBackend:
-    """One operator per format; what this torch or device lacks is `unsupported`."""
-
-    def load(self) -> dict[str, Any]:
-        return {}
-
-    def bind(self, case: Case, first: Inputs) -> BoundCase:
-        if case.format not in (ROW16, ROW8, BLOCK8, MX4) or (case.b and case.format != ROW16):
-            raise UnsupportedError(f"torch has no library product for {case.family}")
-        if case.format == ROW16:
-            name, make = "bmm" if case.b else "addmm" if case.bias else "mm", _sixteen
-        elif case.dtype == "int8":
-            name, make = "int_mm", _int8
-        else:
-            name = {ROW8: "scaled_mm_rowwise", BLOCK8: "scaled_mm_blockwise", MX4: "scaled_mm_mxfp4"}[case.format]
-            make = _scaled
-        op("_scaled_mm" if make is _scaled else "_int_mm")
-        if case.format == MX4:
-            mx_types(gpu=torch.cuda.is_available())
-        return BoundCase(name, f"torch_{name}", make)
-
-
-def _sixteen(inputs: Inputs, out: torch.Tensor) -> Call:
-    x, w = inputs.x, inputs.w.transpose(-1, -2)
-    low = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
-    product = partial(torch.bmm if inputs.case.b else torch.mm, x, w, out=low)
-    if inputs.bias is not None:
-        product = partial(torch.addmm, inputs.bias, x, w, out=low)
-    return product if low is out else lambda: out.copy_(product())
-
-
-def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
-    """The integer product and the scaling of its result."""
-    x, w, (xs, ws), call = inputs.x, inputs.w.t(), inputs.scales, op("_int_mm")
-    sums = torch.empty(out.shape, dtype=torch.int32, device=out.device)
-    half = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-
-    def whole() -> torch.Tensor:
-        call(x, w, out=sums)
-        torch.mul(sums, xs, out=half)
-        return torch.mul(half, ws.t(), out=out)
-
-    return whole
-
-
-def _scaled(inputs: Inputs, out: torch.Tensor) -> Call:
-    """The library applies the scales in its epilogue: by rows, by blocks of 128x128 (torch 2.8 and later, sm_90 and
-    later), or MXFP4 scales as they are (hipBLASLt on gfx950)."""
-    x, w, (xs, ws) = inputs.x, inputs.w.t(), inputs.scales
-    if inputs.case.format == MX4:
-        fp4, e8 = mx_types(gpu=torch.cuda.is_available())
-        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), ws.view(e8)
-    else:  # for blocks, the library wants the scales of a column next to each other
-        xs, ws = xs.t().contiguous().t() if inputs.case.format == BLOCK8 else xs, ws.t()
-    return partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)

@@ -23,8 +23,8 @@ from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import HARMLESS, Options, Side, fetch, mean_of_runs, rounds
-from worker.tuners.aiter.launch import chip_variables, inventory_switches
-from worker.tuners.aiter.session import link_shipped_modules
+from worker.tuners.aiter.environment import chip_variables, inventory_switches
+from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import figure
 
@@ -94,7 +94,7 @@ class BenchTuner:
         options = Options.parse({**self._raw, **self._whole(spec.options)})
         try:
             for shape in spec.shapes:
-                self._shape(spec, shape, options, emit)
+                self._measure_shape(spec, shape, options, emit)
         except BaseException:
             self.close()
             raise
@@ -110,52 +110,14 @@ class BenchTuner:
         """The options with the texts that are stored on the node."""
         return fetch(options, NodePaths(self._place.node_dir or Path.cwd()).texts)
 
-    def _shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+    def _measure_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         emit.started(shape.id)
-        quiet_s = QUIET_SHARE * spec.watchdog_s
-        facts: dict[BackendRunner, Mapping[str, Any]] = {}
-        taken: dict[BackendRunner, list[float]] = {}
-        refused: list[Row] = []
-
-        def fail(who: BackendRunner, e: Refused) -> None:
-            taken.pop(who, None)
-            row = _row(who, options, facts.pop(who, None), run=0, status=e.status, detail=str(e)[:1500])
-            refused.append(row)
-            emit.row(shape.id, row)
-
+        bench = ShapeBench(spec, shape, options, emit)
         for side in options.sides:
             for name in options.backends or self._usual:
-                who = self._runner(side, name, options, spec.family)
-                try:
-                    facts[who] = who.prepare(spec.family, shape.key, spec.err_ratio, quiet_s, emit.alive)
-                    taken[who] = []
-                except Refused as e:
-                    fail(who, e)
-        rng = random.Random(f"{options.seed} {shape.key} {options.first}")
-        for order in rounds(taken, {who: who.name for who in taken}, options.rule, rng):
-            for who in order:
-                try:
-                    answer = who.sample(quiet_s, emit.alive)
-                except Refused as e:
-                    fail(who, e)
-                    continue
-                taken[who].append(us := float(answer["us"]))
-                run, of = options.first + len(taken[who]), {**facts[who], **answer}
-                emit.row(shape.id, _row(who, options, of, us, answer["spread"], answer["samples"], run=run))
-        for who in facts:
-            who.drop(emit.alive)
-        if taken:
-            means = {who: mean_of_runs(values, options.rule) for who, values in taken.items()}
-            best = min(means, key=lambda who: means[who].us)
-            found = means[best]
-            detail = f"mean of {found.used} of {found.taken} runs{'' if found.status == 'ok' else ', ' + found.status}"
-            row = _row(best, options, facts[best], found.us, found.spread, found.taken, run=0, detail=detail)
-            emit.tuned(shape.id, row)
-            return
-        seen = {r["status"] for r in refused}
-        reason = "wrong_result" if "wrong" in seen else "no_candidate" if seen - {*HARMLESS} else "unsupported"
-        reasons = "; ".join(f"{r['libtype']}: {r['status']}: {r['detail']}" for r in refused)
-        emit.failed(shape.id, reason, f"no backend has a number: {reasons}"[:1500])
+                bench.prepare(self._runner(side, name, options, spec.family))
+        bench.measure()
+        bench.report()
 
     def _runner(self, side: Side, name: str, options: Options, family: str) -> BackendRunner:
         """Return the runner of this backend and side."""
@@ -169,6 +131,91 @@ class BenchTuner:
             variables = {**_variables(name, folder, options, family, side, self._device), **side.variables}
             self._held[at] = BackendRunner(side, name, folder, options, raw, variables)
         return self._held[at]
+
+
+class ShapeBench:
+    """The bench of one shape: every backend is prepared, all are measured in rounds, and the fastest is reported.
+
+    A backend that cannot go on gets a row with the reason, and takes no further part.
+    """
+
+    def __init__(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+        self._spec, self._shape, self._options, self._emit = spec, shape, options, emit
+        self._quiet_s = QUIET_SHARE * spec.watchdog_s
+        self._prepared: dict[BackendRunner, Mapping[str, Any]] = {}
+        """The answer of each backend to the preparation of the shape."""
+        self._times_us: dict[BackendRunner, list[float]] = {}
+        """The times of each backend's runs so far."""
+        self._refused: list[Row] = []
+
+    def prepare(self, runner: BackendRunner) -> None:
+        """Make the backend's inputs, and compare its result with float32."""
+        key, err_ratio = self._shape.key, self._spec.err_ratio
+        try:
+            answer = runner.prepare(self._spec.family, key, err_ratio, self._quiet_s, self._emit.alive)
+        except Refused as e:
+            self._refuse(runner, e)
+            return
+        self._prepared[runner] = answer
+        self._times_us[runner] = []
+
+    def measure(self) -> None:
+        """Measure all prepared backends in rounds, and free their memory."""
+        options = self._options
+        rng = random.Random(f"{options.seed} {self._shape.key} {options.first}")
+        names = {runner: runner.name for runner in self._times_us}
+        for order in rounds(self._times_us, names, options.rule, rng):
+            for runner in order:
+                self._measure_once(runner)
+        for runner in self._prepared:
+            runner.drop(self._emit.alive)
+
+    def _measure_once(self, runner: BackendRunner) -> None:
+        try:
+            answer = runner.sample(self._quiet_s, self._emit.alive)
+        except Refused as e:
+            self._refuse(runner, e)
+            return
+        us = float(answer["us"])
+        times = self._times_us[runner]
+        times.append(us)
+        facts = {**self._prepared[runner], **answer}
+        run = self._options.first + len(times)
+        row = _row(runner, self._options, facts, us, answer["spread"], answer["samples"], run=run)
+        self._emit.row(self._shape.id, row)
+
+    def _refuse(self, runner: BackendRunner, e: Refused) -> None:
+        self._times_us.pop(runner, None)
+        facts = self._prepared.pop(runner, None)
+        row = _row(runner, self._options, facts, run=0, status=e.status, detail=str(e)[:1500])
+        self._refused.append(row)
+        self._emit.row(self._shape.id, row)
+
+    def report(self) -> None:
+        """Report the fastest backend as the shape's result, or why there is none."""
+        if not self._times_us:
+            self._report_failure()
+            return
+        means = {runner: mean_of_runs(times, self._options.rule) for runner, times in self._times_us.items()}
+        best = min(means, key=lambda runner: means[runner].us)
+        mean = means[best]
+        detail = f"mean of {mean.used} of {mean.taken} runs"
+        if mean.status != "ok":
+            detail += f", {mean.status}"
+        facts = self._prepared[best]
+        row = _row(best, self._options, facts, mean.us, mean.spread, mean.taken, run=0, detail=detail)
+        self._emit.tuned(self._shape.id, row)
+
+    def _report_failure(self) -> None:
+        statuses = {row["status"] for row in self._refused}
+        if "wrong" in statuses:
+            reason = "wrong_result"
+        elif statuses - {*HARMLESS}:
+            reason = "no_candidate"
+        else:
+            reason = "unsupported"
+        reasons = "; ".join(f"{row['libtype']}: {row['status']}: {row['detail']}" for row in self._refused)
+        self._emit.failed(self._shape.id, reason, f"no backend has a number: {reasons}"[:1500])
 
 
 def _given(side: Side) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from orchestrator.inventory.model import Node
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.support.health_kit import unfold
-from worker.agent.inbox import DeviceLock
+from worker.agent.locks import DeviceLock
 from worker.protocol import LOCKS_ENV
 
 NOW = 1_800_000_000.0

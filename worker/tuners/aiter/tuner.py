@@ -19,11 +19,13 @@ from typing import Any
 from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
+from worker.tuners.aiter.adapted_tree import Applied
 from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
-from worker.tuners.aiter.findings import Applied
-from worker.tuners.aiter.launch import query_device
-from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
-from worker.tuners.aiter.session import Job, Session, inspect_image, say
+from worker.tuners.aiter.device_query import query_device
+from worker.tuners.aiter.image import inspect_image
+from worker.tuners.aiter.repro import REPRO, write_repro
+from worker.tuners.aiter.run import ProcessEnd, run_shapes
+from worker.tuners.aiter.session import Job, Session, say
 from worker.tuners.aiter.spec import Options
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.common.problem import fp8_of
@@ -192,28 +194,37 @@ class Measuring:
         """
         blocked = {} if self.when else self.session.blocklist.in_force(self.job.family.name)
         left_out = LeftOut(blocked, only=only)
-        left, faults = list(shapes), 0
+        may_isolate = isolate and len(shapes) == 1
+        left = list(shapes)
+        faults = 0
         while left:
             self._processes += 1
             folder = self.folder / f"aiter-{self._processes}"
             end = run_shapes(self.job, left, folder, self.emit, left_out)
-            left = [s for s in left if s.id in end.left]
-            if not left or (end.how == "done" and self.when):
+            left = [shape for shape in left if shape.id in end.left]
+            if not left:
                 return
             if end.how == "done":
-                text, found = f"AITER exited without a result for {plural(len(left), 'shape')}", end.known
-                raise TunerFault("error", f"{text}: {found.detail()}" if found else text)
+                if self.when:
+                    return
+                raise _fault_without_result(end, len(left))
             faults += 1
-            more = (
-                self._isolated(end, folder, left_out) if isolate and len(shapes) == 1 and faults <= MAX_FAULTS else None
-            )
-            if more is None:
-                if end.current is not None:
-                    for row in end.partial:  # keep the measurements
-                        self.emit.row(end.current, row)
-                more_faults = f"; the {faults}. candidate of this shape that ended its process" if faults > 1 else ""
-                raise TunerFault(_outcome(end), end.told(self.when) + more_faults)
-            left_out = more
+            more_left_out = None
+            if may_isolate and faults <= MAX_FAULTS:
+                more_left_out = self._isolated(end, folder, left_out)
+            if more_left_out is None:
+                self._keep_rows(end)
+                text = end.told(self.when)
+                if faults > 1:
+                    text += f"; the {faults}. candidate of this shape that ended its process"
+                raise TunerFault(_outcome(end), text)
+            left_out = more_left_out
+
+    def _keep_rows(self, end: ProcessEnd) -> None:
+        """Report what was measured of the shape in flight when the process broke off."""
+        if end.current is not None:
+            for row in end.partial:
+                self.emit.row(end.current, row)
 
     def check_tiny(self, *, measured: bool) -> None:
         """Raises TunerFault if candidates ended their process and none was measured: that is no single one's fault."""
@@ -249,6 +260,12 @@ class Measuring:
         say(f"candidate {entry.candidate.describe()}{of} is left out ({made.why(entry.candidate)})")
         self.emit.parked(end.current)
         return made
+
+
+def _fault_without_result(end: ProcessEnd, shapes: int) -> TunerFault:
+    """AITER ended well, and has no result for some shapes."""
+    text = f"AITER exited without a result for {plural(shapes, 'shape')}"
+    return TunerFault("error", f"{text}: {end.known.detail()}" if end.known else text)
 
 
 def _outcome(end: ProcessEnd) -> str:

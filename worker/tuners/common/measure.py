@@ -31,22 +31,42 @@ from worker import without_gc
 Timer = Callable[[int], float]
 Clock = Callable[[], float]
 
-MIN_US = 1e-3  # no call takes less than a nanosecond: anything below is a broken clock, not a winner
+MIN_US = 1e-3
+"""No call takes less than a nanosecond: anything below is a broken clock, not a winner."""
 
-TIE_FLOOR, TIE_CEILING = 0.002, 0.005  # differences below the floor are always ties, above the ceiling never
+TIE_FLOOR = 0.002
+"""Relative differences below this are always ties."""
+TIE_CEILING = 0.005
+"""Relative differences above this are never ties."""
 
-RUNNER_UP = 1.5  # a runner-up takes at most this many times as long as the best candidate
-SMALL_MARGIN = 3.0  # a smaller margin, in standard errors, may be luck
-SURE = 1.96  # standard errors on either side of a 95 % interval
-LEAST_ERROR = 1e-4  # no ratio of two times is more exact than this
-ROUNDS, MOST_ROUNDS = 5, 41  # fewest rounds of a ranking, and most rounds of each repeat
-SETTLE_S, SUSTAINED_S, SUSTAINED_ROUNDS, CLEAR_ROUNDS = 0.2, 0.1, 12, 3
-"""For sustained measurements: seconds that a candidate runs before its samples and before each sample of a ranking;
-seconds of such a sample; fewest rounds; rounds before a contender may drop out, because one sample may be far off."""
-# Standard deviation of the ratio of two sustained samples of a round, measured on an H200 at its power cap.
+RUNNER_UP = 1.5
+"""A runner-up takes at most this many times as long as the best candidate."""
+SMALL_MARGIN = 3.0
+"""A smaller margin, in standard errors, may be luck."""
+SURE = 1.96
+"""Standard errors on either side of a 95 % interval."""
+LEAST_ERROR = 1e-4
+"""No ratio of two times is more exact than this."""
+ROUNDS = 5
+"""Fewest rounds of a ranking."""
+MOST_ROUNDS = 41
+"""Most rounds of each repeat of a ranking."""
+
+SETTLE_S = 0.2
+"""Sustained: seconds that a candidate runs before its samples, and before each sample of a ranking."""
+SUSTAINED_S = 0.1
+"""Sustained: seconds of a sample."""
+SUSTAINED_ROUNDS = 12
+"""Sustained: fewest rounds of a ranking."""
+CLEAR_ROUNDS = 3
+"""Sustained: rounds before a contender may drop out, because one sample may be far off."""
 SUSTAINED_NOISE = 0.015
+"""Standard deviation of the ratio of two sustained samples of a round, measured on an H200 at its power cap."""
 
-WIDE, FEW = 0.15, 5  # with this spread or more, or fewer samples, other work on the machine may decide a median
+WIDE = 0.15
+"""With this spread or more, other work on the machine may decide a median."""
+FEW = 5
+"""With fewer samples than this, other work on the machine may decide a median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +159,23 @@ def measure(
         while True:
             samples.append(timer(calls) / calls)
             tick()
-            n, over = len(samples), now() - start >= cap_s
-            if over and _slow(samples, best_us, policy.hopeless):
-                return _measurement(samples, calls, "hopeless")
-            if n >= 2 and _slow(samples, best_us, policy.hopeless if n >= policy.hopeless_after else policy.far):
-                return _measurement(samples, calls, "hopeless")
-            if n >= policy.min_samples and uncertainty(samples) <= policy.target:
-                return _measurement(samples, calls, "steady")
-            if n >= policy.max_samples:
-                return _measurement(samples, calls, "enough")
-            if over:
-                return _measurement(samples, calls, "time")
+            why = _why_stop(samples, best_us, policy, is_time_up=now() - start >= cap_s)
+            if why:
+                return _measurement(samples, calls, why)
+
+
+def _why_stop(samples: Sequence[float], best_us: float, policy: SamplingPolicy, *, is_time_up: bool) -> str:
+    """The reason to end the sampling of a candidate (see `Measurement.why`), "" to go on."""
+    if is_time_up and _slow(samples, best_us, policy.hopeless):
+        return "hopeless"
+    times = policy.hopeless if len(samples) >= policy.hopeless_after else policy.far
+    if len(samples) >= 2 and _slow(samples, best_us, times):
+        return "hopeless"
+    if len(samples) >= policy.min_samples and uncertainty(samples) <= policy.target:
+        return "steady"
+    if len(samples) >= policy.max_samples:
+        return "enough"
+    return "time" if is_time_up else ""
 
 
 def calls_of(seconds: float, each: float) -> int:
@@ -169,11 +195,11 @@ def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, s
         return []
     best = found[order[0]].us
     near = [i for i in order if found[i].us <= best * (1 + within)][:most]
-    if len(near) == 1:
-        near += [i for i in order[1:2] if found[i].us <= best * RUNNER_UP]
-    disturbed = (i for i in order if found[i].spread >= WIDE or found[i].samples < FEW)
-    odd = [i for i in disturbed if i not in near and found[i].low_us <= best]
-    return near + sorted(odd, key=lambda i: found[i].low_us)[:suspects]
+    if near == order[:1] and len(order) > 1 and found[order[1]].us <= best * RUNNER_UP:
+        near.append(order[1])
+    disturbed = [i for i in order if found[i].spread >= WIDE or found[i].samples < FEW]
+    maybe_fast = [i for i in disturbed if i not in near and found[i].low_us <= best]
+    return near + sorted(maybe_fast, key=lambda i: found[i].low_us)[:suspects]
 
 
 def rerank(
@@ -199,25 +225,30 @@ def rerank(
     """
     rounds: list[list[float | None]] = []
     order = list(range(len(timers)))
-    calls, before, least = [m.calls for m in found], [1] * len(found), ROUNDS
     if sustained:
-        calls, before = ([calls_of(s, m.us / 1e6) for m in found] for s in (SUSTAINED_S, SETTLE_S))
+        calls = [calls_of(SUSTAINED_S, m.us / 1e6) for m in found]
+        calls_before = [calls_of(SETTLE_S, m.us / 1e6) for m in found]
         least = SUSTAINED_ROUNDS
+    else:
+        calls = [m.calls for m in found]
+        calls_before = [1] * len(found)
+        least = ROUNDS
     for repeat in range(again + 1):
-        start, first = now(), len(rounds)
+        start = now()
+        rounds_before = len(rounds)
         with without_gc():
-            while len(rounds) - first < MOST_ROUNDS:
+            while len(rounds) - rounds_before < MOST_ROUNDS:
                 rng.shuffle(order)
                 taken: list[float | None] = [None] * len(timers)
                 for i in order:
-                    timers[i](before[i])
+                    timers[i](calls_before[i])
                     taken[i] = timers[i](calls[i]) / calls[i]
                     tick()
                 rounds.append(taken)
                 if sustained and len(rounds) >= CLEAR_ROUNDS:
                     order = _in_the_race(rounds)
-                over = now() - start >= cap_s or (repeat == 0 and _decided(rounds, today))
-                if over and len(rounds) - first >= least:
+                may_end = now() - start >= cap_s or (repeat == 0 and _decided(rounds, today))
+                if may_end and len(rounds) - rounds_before >= least:
                     break
         ranking = pick(rounds, simplicity, today)
         if ranking.margin is None or abs(ranking.margin) >= SMALL_MARGIN:
@@ -234,21 +265,33 @@ def pick(
     within each round, is above 1 by no more than twice that median's standard error, but at least TIE_FLOOR and at
     most TIE_CEILING. Of the tied, the lowest `simplicity` wins.
     """
-    columns, ratios = _against(rounds)
-    within = [min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(r))) for r in ratios]
-    tied = tuple(i for i in range(len(ratios)) if statistics.median(ratios[i]) - 1 <= within[i])
+    columns = _times_of_contenders(rounds)
+    ratios = _ratios(columns, _fastest(columns, len(rounds)))
+    tied = tuple(i for i, ratio in enumerate(ratios) if statistics.median(ratio) - 1 <= _width_of_tie(ratio))
     winner = min(tied, key=lambda i: simplicity[i])
+    others = [column for i, column in enumerate(columns) if i != winner]
+    high: tuple[float, ...] = ()
+    if today is not None:
+        high = tuple(upper_bound(ratio) for ratio in _ratios(columns, columns[today]))
     return Ranking(
         winner=winner,
-        us=tuple(statistics.median(c) * 1e6 for c in columns),
-        spread=tuple(spread(c) for c in columns),
+        us=tuple(statistics.median(column) * 1e6 for column in columns),
+        spread=tuple(spread(column) for column in columns),
         tied=tied,
         rounds=len(rounds),
-        margin=margin(columns[winner], [c for i, c in enumerate(columns) if i != winner]),
-        high=() if today is None else tuple(
-            statistics.median(r) * (1 + SURE * uncertainty(r)) for r in _against(rounds, today)[1]
-        ),
-    )  # fmt: skip
+        margin=margin(columns[winner], others),
+        high=high,
+    )
+
+
+def upper_bound(ratio: Sequence[float]) -> float:
+    """Upper end of the 95 % interval of the median."""
+    return statistics.median(ratio) * (1 + SURE * uncertainty(ratio))
+
+
+def _width_of_tie(ratio: Sequence[float]) -> float:
+    """The relative difference to the fastest up to which a contender is tied with it."""
+    return min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(ratio)))
 
 
 def margin(winner: Sequence[float], others: Sequence[Sequence[float]]) -> float | None:
@@ -278,36 +321,45 @@ def _measurement(samples: Sequence[float], calls: int, why: str) -> Measurement:
     return Measurement(us, spread(samples), len(samples), calls, why, min(samples) * 1e6)
 
 
-def _against(
-    rounds: Sequence[Sequence[float | None]], one: int | None = None
-) -> tuple[list[list[float]], list[list[float]]]:
-    """The samples of each contender, and their ratios to one contender's (None: the fastest's) in the same round."""
-    columns = [[t for t in c if t is not None] for c in zip(*rounds, strict=True)]
-    best = min((c for c in columns if len(c) == len(rounds)), key=statistics.median) if one is None else columns[one]
-    return columns, [[t / max(b, 1e-12) for t, b in zip(c, best, strict=False)] for c in columns]
+def _times_of_contenders(rounds: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """The samples of each contender in the order of the rounds; one that dropped out has fewer."""
+    return [[time for time in column if time is not None] for column in zip(*rounds, strict=True)]
+
+
+def _fastest(columns: Sequence[Sequence[float]], rounds: int) -> Sequence[float]:
+    """The samples of the contender with the lowest median, of those that took part in all rounds."""
+    return min((column for column in columns if len(column) == rounds), key=statistics.median)
+
+
+def _ratios(columns: Sequence[Sequence[float]], reference: Sequence[float]) -> list[list[float]]:
+    """The ratio of each contender's sample to the reference's sample of the same round."""
+    return [[time / max(base, 1e-12) for time, base in zip(column, reference, strict=False)] for column in columns]
 
 
 def _in_the_race(rounds: Sequence[Sequence[float | None]]) -> list[int]:
     """The contenders of sustained rounds that may still be the fastest, by index."""
-    _, ratios = _against(rounds)
-    return [
-        i
-        for i, r in enumerate(ratios)
-        if len(r) == len(rounds)
-        and statistics.median(r) - 1 <= max(TIE_CEILING, 3 * uncertainty(r), 3 * SUSTAINED_NOISE / math.sqrt(len(r)))
-    ]
+    columns = _times_of_contenders(rounds)
+    left = []
+    for i, ratio in enumerate(_ratios(columns, _fastest(columns, len(rounds)))):
+        width = max(TIE_CEILING, 3 * uncertainty(ratio), 3 * SUSTAINED_NOISE / math.sqrt(len(ratio)))
+        if len(ratio) == len(rounds) and statistics.median(ratio) - 1 <= width:
+            left.append(i)
+    return left
 
 
 def _decided(rounds: Sequence[Sequence[float | None]], today: int | None) -> bool:
     """Return whether each contender is clearly slower than the fastest (and slower than today's, or faster), or its
     ratio is known to within the floor."""
-    columns, ratios = _against(rounds)
-    ratios = [r for r in ratios if len(r) == len(rounds)]
+    columns = _times_of_contenders(rounds)
+    ratios = [r for r in _ratios(columns, _fastest(columns, len(rounds))) if len(r) == len(rounds)]
     if len(ratios) == 1:
         return uncertainty(max(columns, key=len)) <= TIE_FLOOR
     if today is not None:
-        ratios += _against(rounds, today)[1]
-    return all(
-        abs(statistics.median(r) - 1) - 3 * uncertainty(r) > TIE_CEILING or 2 * uncertainty(r) <= TIE_FLOOR
-        for r in ratios
-    )
+        ratios += _ratios(columns, columns[today])
+    return all(_is_known(ratio) for ratio in ratios)
+
+
+def _is_known(ratio: Sequence[float]) -> bool:
+    """Return whether the ratio is clearly no tie, or known to within the floor."""
+    error = uncertainty(ratio)
+    return abs(statistics.median(ratio) - 1) - 3 * error > TIE_CEILING or 2 * error <= TIE_FLOOR

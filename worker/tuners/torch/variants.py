@@ -134,35 +134,45 @@ Finish = Callable[[torch.Tensor, Operand, Operand], torch.Tensor]
 
 def variants(p: Problem, gpu: bool) -> list[Variant]:
     """The table of a problem, the most promising first. Numbers are part of kernelId: never use one again."""
-    with_bias = partial(product, packed, biased=True)
-    wide = Variant(30, "predequant_bf16_wnk", "bf16", partial(product, mm_nk), every_count=True)
     if p.scale == "none":
-        table = [
-            (True, Variant(1, "linear_wnk", "nk", partial(product, linear, biased=True), every_count=True)),
-            (not gpu, Variant(4, "linear_wpacked", "packed", with_bias, every_count=True)),
-            (True, Variant(2, "mm_wnk", "nk", partial(product, mm_nk))),
-            (True, Variant(3, "mm_wkn", "kn", partial(product, mm_kn), every_count=True)),
-            (not gpu and p.m == 1, Variant(5, "mv_wnk", "nk", partial(product, mv))),
-            (not gpu and p.k >= LEAST_K * CHAIN,
-             Variant(12, f"addmm_wnk_chain{CHAIN}", "nk", partial(product, chain), every_count=True, split_k=CHAIN)),
-        ]  # fmt: skip
-    elif p.scale == "row":
-        int8 = p.dtype == "int8"
-        table = [
-            (int8, Variant(1, "int_mm_wnk", "nk", partial(product, int_mm, raw=True), every_count=True)),
-            (int8 and not gpu, Variant(4, "weight_int8pack_wnk", "nk", weight_int8, every_count=True)),
-            (not int8, Variant(20, "scaled_mm_rowwise_wnk", "nk", scaled_mm)),
-            (not int8 and gpu, Variant(21, "scaled_mm_rowwise_fastacc_wnk", "nk", partial(scaled_mm, fast=True))),
-            (True, wide),
-            (not gpu, Variant(35, "predequant_bf16_wpacked", "packed", with_bias, every_count=True)),
-        ]
+        return _unscaled_variants(p, gpu)
+    if p.scale == "row":
+        return _row_scaled_variants(p, gpu)
+    table = [WIDENED]
+    if not gpu:
+        table.append(Variant(31, "predequant_bf16_wpacked", "packed", WITH_BIAS, every_count=True))
+    table.append(Variant(50, "scaled_mm_mxfp4_wnk", "nk", scaled_mm_mx))
+    return table
+
+
+def _unscaled_variants(p: Problem, gpu: bool) -> list[Variant]:
+    table = [Variant(1, "linear_wnk", "nk", partial(product, linear, biased=True), every_count=True)]
+    if not gpu:
+        table.append(Variant(4, "linear_wpacked", "packed", WITH_BIAS, every_count=True))
+    table.append(Variant(2, "mm_wnk", "nk", partial(product, mm_nk)))
+    table.append(Variant(3, "mm_wkn", "kn", partial(product, mm_kn), every_count=True))
+    if not gpu and p.m == 1:
+        table.append(Variant(5, "mv_wnk", "nk", partial(product, mv)))
+    if not gpu and p.k >= LEAST_K * CHAIN:
+        in_parts = partial(product, chain)
+        table.append(Variant(12, f"addmm_wnk_chain{CHAIN}", "nk", in_parts, every_count=True, split_k=CHAIN))
+    return table
+
+
+def _row_scaled_variants(p: Problem, gpu: bool) -> list[Variant]:
+    table = []
+    if p.dtype == "int8":
+        table.append(Variant(1, "int_mm_wnk", "nk", partial(product, int_mm, raw=True), every_count=True))
+        if not gpu:
+            table.append(Variant(4, "weight_int8pack_wnk", "nk", weight_int8, every_count=True))
     else:
-        table = [
-            (True, wide),
-            (not gpu, Variant(31, "predequant_bf16_wpacked", "packed", with_bias, every_count=True)),
-            (True, Variant(50, "scaled_mm_mxfp4_wnk", "nk", scaled_mm_mx)),
-        ]
-    return [variant for fits, variant in table if fits]
+        table.append(Variant(20, "scaled_mm_rowwise_wnk", "nk", scaled_mm))
+        if gpu:
+            table.append(Variant(21, "scaled_mm_rowwise_fastacc_wnk", "nk", partial(scaled_mm, fast=True)))
+    table.append(WIDENED)
+    if not gpu:
+        table.append(Variant(35, "predequant_bf16_wpacked", "packed", WITH_BIAS, every_count=True))
+    return table
 
 
 def product(
@@ -296,3 +306,8 @@ def scaled_mm_mx(workspace: Workspace) -> Run:
         return out
 
     return run
+
+
+WITH_BIAS = partial(product, packed, biased=True)
+WIDENED = Variant(30, "predequant_bf16_wnk", "bf16", partial(product, mm_nk), every_count=True)
+"""Operands that are widened to bf16 beforehand; part of each table with scales."""

@@ -17,7 +17,7 @@ import pytest
 from tests.support.workernode import RUN, Node, node
 from tests.waiting import wait_until
 from worker.agent.follow import Followed, Stream
-from worker.agent.inbox import DeviceLock
+from worker.agent.locks import DeviceLock
 from worker.protocol import DEVICE_LOCK, DEVICE_SHARED, LOCKS_ENV, NodeConfig
 
 NOBODY = 65534

@@ -11,15 +11,15 @@ import pytest
 from orchestrator.controller.node_plan import NodePlan, node_files, plan_nodes
 from orchestrator.inventory.load import load_inventory
 from worker.families import FAMILIES, backend_of, legal_cells
-from worker.tuners.aiter.findings import TunerScript
-from worker.tuners.aiter.launch import (
-    batch_size,
+from worker.tuners.aiter.environment import (
     cleared_names,
     environment,
     inventory_switches,
     switch_record,
     switch_warnings,
 )
+from worker.tuners.aiter.launch import batch_size
+from worker.tuners.aiter.script import TunerScript
 from worker.tuners.aiter.spec import Options, risk, tuner_arg_flags
 from worker.tuners.aiter.tuner import tiny_key
 

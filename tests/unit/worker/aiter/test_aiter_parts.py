@@ -20,7 +20,7 @@ from worker.aiter_tree.locate import tree_at
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
 from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut, SlotIdentity, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
-from worker.tuners.aiter.session import clear_stale_locks
+from worker.tuners.aiter.modules import clear_stale_locks
 
 MP_TUNER = """
 def worker(gpu_id, info, func, args, kwargs, ref=None):

@@ -10,7 +10,8 @@ import pytest
 from tests.standins.aiter import change, make_tree
 from worker.aiter_tree.locate import ScratchTree
 from worker.families import FAMILIES
-from worker.tuners.aiter.findings import inspect, needed, prepare
+from worker.tuners.aiter.adapted_tree import needed, prepare
+from worker.tuners.aiter.findings import inspect
 
 A4W4 = FAMILIES["a4w4_blockscale"]
 SCRIPT = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"

@@ -1,0 +1,87 @@
+"""Asks the slot's GPU in a process of its own, because its context must not stay on the GPU.
+
+`python -m worker.tuners.aiter.device_query facts|canary|times` prints one JSON object. `facts`: gfx, cu_num, device and
+versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason if the image's torch cannot
+multiply. `times`: compute_us and memory_us of the timed canary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from worker import PACKAGE_PARENT
+from worker.process import Child
+
+MARK = "GEMMFLEET-ONCHIP "
+TIMEOUT_S = 240.0
+"""An answer may take this many seconds, because the process imports torch."""
+
+
+def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """The answer of a fresh process; `{"error": text}` if it gives none. KeyboardInterrupt ends it."""
+    path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
+    with tempfile.TemporaryFile() as out:
+        words = [sys.executable, "-m", "worker.tuners.aiter.device_query", what]
+        process = Child(words, env={**env, "PYTHONPATH": path}, out=out.fileno())
+        try:
+            if not process.wait(TIMEOUT_S):
+                return {"error": f"no answer within {TIMEOUT_S:g} s"}
+        finally:
+            process.kill()
+        out.seek(0)
+        lines = out.read().decode(errors="replace").splitlines()
+    answer = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), "")
+    print("".join(f"{line}\n" for line in lines if not line.startswith(MARK)), end="", flush=True)
+    try:
+        return dict(json.loads(answer))
+    except (ValueError, TypeError):
+        return {"error": f"ended with status {process.returncode} and without an answer"}
+
+
+def facts() -> dict[str, Any]:
+    """gfx, cu_num, device and versions by torch; `absent` if there is no torch or no GPU for it."""
+    import torch
+
+    out: dict[str, Any] = {"torch": str(torch.__version__), "hip": getattr(torch.version, "hip", None)}
+    if not torch.cuda.is_available():
+        return {"absent": "torch sees no GPU", **out}
+    props = torch.cuda.get_device_properties(torch.cuda.current_device())
+    gfx = str(getattr(props, "gcnArchName", "")).split(":")[0]
+    return {"gfx": gfx, "cu_num": int(props.multi_processor_count), "device": str(props.name), **out}
+
+
+def canary() -> dict[str, Any]:
+    """ok, us, detail; `absent` if torch is of no use."""
+    import torch
+
+    if not hasattr(torch, "mm"):
+        return {"absent": "this torch has no matrix product"}
+    from worker.tuners.common.device import Device
+    from worker.tuners.common.device import canary as torch_canary
+
+    ok, us, detail = torch_canary(Device())
+    return {"ok": ok, "us": us, "detail": detail}
+
+
+def times() -> dict[str, Any]:
+    """compute_us and memory_us of the timed canary. Exceptions of torch pass through."""
+    from worker.tuners.common.device import Device, timed_canary
+
+    compute, memory = timed_canary(Device())
+    return {"compute_us": compute, "memory_us": memory}
+
+
+if __name__ == "__main__":
+    try:
+        answered = {"facts": facts, "canary": canary, "times": times}[sys.argv[1]]()
+    except ImportError as e:
+        answered = {"error" if sys.argv[1] == "times" else "absent": f"no torch: {e}"}
+    except Exception as e:  # noqa: BLE001 - whatever the GPU does is the answer
+        answered = {"error": f"{type(e).__name__}: {e}"[:1000]}
+    print(MARK + json.dumps(answered), flush=True)
+    os._exit(0)  # exit handlers of libraries may hang

@@ -1,0 +1,101 @@
+"""The environment of a process of AITER: which inherited variables it gets, and which switches are recorded.
+
+Inherited variables that would change the result are cleared and recorded. Precedence for GPU_ARCHS, CU_NUM and the
+switches of single tuners: the inventory's `aiter:` section, its `env:`, the slot's own chip, the image.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker import PACKAGE_PARENT
+from worker.protocol.paths import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, INVENTORY_ENV
+from worker.tuners.aiter.findings import SHIM
+
+WATCH_ENV = "GEMMFLEET_AITER_WATCH"
+"""Tells the shim the folder."""
+KNOWN_TO_AITER = ("gfx942", "gfx950")
+"""Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
+
+
+def chip_variables(device: Mapping[str, Any]) -> dict[str, str]:
+    """GPU_ARCHS and CU_NUM of a device as probe and torch name it: of a list, with which images are built, `get_gfx()`
+    takes the last entry."""
+    gfx = str(device.get("gfx") or "")
+    if not gfx.startswith("gfx"):
+        return {}
+    return {"GPU_ARCHS": gfx if gfx in KNOWN_TO_AITER else "native", "CU_NUM": str(device.get("cu_num") or 0)}
+
+
+def environment(
+    base: Mapping[str, str], root: Path, slot: Path | None, device: Mapping[str, Any], watched: Path | None = None
+) -> dict[str, str]:
+    """The environment of a process that imports `aiter` from `root`. Nothing of ours is AITER's to import.
+
+    `device`: gfx and cu_num as far as they are known. `slot`: the slot's folder with `jit` (where AITER builds) and
+    `tmp`. `watched`: the folder of a process whose candidates the shim reports.
+    """
+    env = {**chip_variables(device)}
+    env |= {name: value for name, value in base.items() if not _is_taken(name, base)}
+
+    ours = os.path.realpath(PACKAGE_PARENT)
+    inherited = base.get("PYTHONPATH", "").split(os.pathsep)
+    path = [str(root), *(folder for folder in inherited if folder and os.path.realpath(folder) != ours)]
+    if watched:
+        path.insert(0, str(SHIM))
+        env[WATCH_ENV] = str(watched)
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
+    env["PYTHONUNBUFFERED"] = "1"  # or prints would come in blocks
+    env["PYTHONFAULTHANDLER"] = "1"
+    if slot:
+        env["AITER_JIT_DIR"] = str(slot / "jit")
+        env["TMPDIR"] = str(slot / "tmp")
+    return env
+
+
+def inventory_switches(base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Switches that the inventory sets, with their values; AITER gets them."""
+    named = base.get(INVENTORY_ENV, "").split()
+    return {n: base[n] for n in named if n in base and is_switch(n) and not _is_taken(n, base)}
+
+
+def cleared_names(base: Mapping[str, str] = os.environ) -> list[str]:
+    """Names of inherited variables that AITER does not get, those that tune.sh cleared among them."""
+    earlier = [word.partition("=")[0] for word in base.get(CLEARED_ENV, "").split()]
+    return sorted({*earlier, *(name for name in base if is_switch(name) and _is_taken(name, base))})
+
+
+def is_switch(name: str) -> bool:
+    """True for a variable that changes AITER's candidates, tables or build."""
+    return bool(AITER_CLEARED.fullmatch(name) or AITER_SWITCHES.fullmatch(name))
+
+
+def _is_taken(name: str, base: Mapping[str, str]) -> bool:
+    """True if AITER does not get an inherited variable."""
+    named = name in base.get(INVENTORY_ENV, "").split()
+    return name == WATCH_ENV or bool(AITER_CLEARED.fullmatch(name)) or (is_switch(name) and not named)
+
+
+def switch_record(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
+    """Switches for provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
+    kept = inventory_switches(base)
+    ours = {name: value for name, value in chip_variables(device).items() if name not in kept}
+    of_image = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)
+    of_image |= {name: value for name, value in base.items() if name not in kept}
+    overridden = {name: of_image[name] for name, value in ours.items() if of_image.get(name, value) != value}
+    return {"set": ours, "overridden": overridden, "kept": kept}
+
+
+def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> list[str]:
+    """Warnings about switches of the inventory that change the candidates."""
+    gfx, cu_num = device.get("gfx"), device.get("cu_num")
+    harmless = {"GPU_ARCHS": ("native", gfx), "CU_NUM": ("0", str(cu_num))}
+    here = f"this slot has {gfx or 'no chip that is known'} with {cu_num} compute units"
+    return [
+        f"{name}={value} of the inventory is kept, which changes AITER's candidates or their verdicts: {here}"
+        for name, value in inventory_switches(base).items()
+        if value.split(";")[-1].strip() not in harmless.get(name, ())
+    ]

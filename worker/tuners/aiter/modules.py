@@ -1,0 +1,120 @@
+"""The modules that AITER builds: the node's store of them, the slot's folder, and the locks of dead builders.
+
+AITER builds its modules in the slot's own folder, which starts as a copy of earlier builds on this node for the same
+image and chip (`ModuleStore`, beside the run folders). A slot never builds in the store: a finished build is published
+there under a lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+POLL_S = 0.2
+_LEFT_OUT = ("build", "__pycache__")
+"""Folders of a built tree that we do not keep: objects and sources are large and not needed again."""
+_LOCKS = ("build/lock_*", "build/*/build/lock", "build/**/.ninja_lock", "*.lock")
+
+
+class ModuleStore:
+    """The node's store of built modules for one image and chip."""
+
+    def __init__(self, cache: Path, key: str) -> None:
+        self.root = cache / "aiter" / key
+        self.modules = self.root / "jit"
+        self.blocklist = self.root / "blocklist.jsonl"
+        self.repro = self.root / "repro"
+
+    def is_warm(self, what: str) -> bool:
+        """True if the modules of `what` (a family) were built and published."""
+        return (self.root / f"{what}.warm").exists()
+
+    @contextmanager
+    def building(self, alive_now: Callable[[], None]) -> Iterator[None]:
+        """Hold the node's right to build for this image. Waits, calling `alive_now`; a dead holder's ends by itself."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / "building", "ab") as f:
+            while True:
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    alive_now()
+                    time.sleep(POLL_S)
+            yield
+
+    def publish(self, slot: Path, what: str) -> None:
+        """Publish what a slot built; every file by a rename, so that a copy never sees half of one."""
+        for path in sorted(slot.rglob("*")):
+            inside = path.relative_to(slot)
+            if path.is_symlink() or not path.is_file() or inside.parts[0] in _LEFT_OUT:
+                continue
+            to = self.modules / inside
+            to.parent.mkdir(parents=True, exist_ok=True)
+            aside = to.with_name(f".{to.name}.{os.getpid()}")
+            shutil.copy2(path, aside)
+            os.replace(aside, to)
+        (self.root / f"{what}.warm").touch()
+
+    def copy_to(self, slot: Path) -> None:
+        """Copy what the slot lacks."""
+        for path in sorted(self.modules.rglob("*")):
+            to = slot / path.relative_to(self.modules)
+            if path.is_file() and not path.name.startswith(".") and (to.is_symlink() or not to.exists()):
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.unlink(missing_ok=True)
+                shutil.copy2(path, to)
+
+
+def link_shipped_modules(slot: Path, package: Path) -> None:
+    """Link the modules that the image brings along: with a build folder of its own, AITER would not look for them.
+
+    A builder removes the link and writes a file of its own.
+    """
+    slot.mkdir(parents=True, exist_ok=True)
+    for path in (package / "jit").glob("*.so"):
+        if not os.path.lexists(slot / path.name):
+            (slot / path.name).symlink_to(path)
+
+
+def clear_stale_locks(folders: list[Path]) -> list[str]:
+    """Remove locks of dead owners; sentences about what was removed.
+
+    Every builder keeps its lock open. So a lock is stale if no process has it open, which can be told if all processes
+    of this user can be looked into.
+    """
+    found = [p for folder in folders for pattern in _LOCKS for p in folder.glob(pattern) if p.is_file()]
+    held = _open_files() if found else None
+    if held is None:
+        return []
+    removed: list[str] = []
+    for lock in found:
+        with suppress(OSError):  # its owner is just done
+            info = lock.stat()
+            if (info.st_dev, info.st_ino) not in held:
+                lock.unlink()
+                removed.append(f"removed the stale lock {lock.name} in {lock.parent}: nobody holds it")
+    return removed
+
+
+def _open_files() -> set[tuple[int, int]] | None:
+    """(device, inode) of every file that a process of ours has open; None if one cannot be looked into."""
+    out: set[tuple[int, int]] = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if entry.stat().st_uid != os.geteuid():
+                continue
+            for fd in os.listdir(entry / "fd"):
+                with suppress(OSError):
+                    info = os.stat(entry / "fd" / fd)
+                    out.add((info.st_dev, info.st_ino))
+        except PermissionError:
+            return None
+        except OSError:  # it ended meanwhile
+            continue
+    return out
