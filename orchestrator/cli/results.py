@@ -177,7 +177,8 @@ def compare(
     """
     from orchestrator.files.write import refuse_overwriting, write_output
     from orchestrator.results import comparison, output
-    from orchestrator.results.compare import Rule
+    from orchestrator.results.sides import read_sides
+    from orchestrator.results.verdicts import RegressionRule
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")
@@ -191,8 +192,8 @@ def compare(
         raise InputError(f"--bound {bound:g}: is not above 0 and at most 1")
     if json_ and markdown == "-":
         raise InputError("--json and --markdown - both want standard output: give --markdown a file")
-    thresholds = Rule.parse(rule, ignore_below)
-    a, b = comparison.read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
+    thresholds = RegressionRule.parse(rule, ignore_below)
+    a, b = read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
     page = Path(markdown) if markdown not in (None, "-") else None
     written = [p for p in (out, again, page) if p]
     refuse_overwriting([*a.files, *b.files], written)

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from orchestrator.families import label
 from orchestrator.results.analyze import LEAD, OFF, device_text, spread_of
-from orchestrator.results.compare import AGAIN_BOUND
 from orchestrator.results.comparison import percent
+from orchestrator.results.verdicts import AGAIN_BOUND
 from worker.text import and_more, plural
 
 _STYLES = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green",
