@@ -118,7 +118,8 @@ def _merge(config: RunConfig, paths: RunPaths) -> tuple[MergeReport | None, Inpu
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
     from orchestrator.files.write import write_atomic
-    from orchestrator.results.export import RunFacts, candidates, winners
+    from orchestrator.results.export import candidates, winners
+    from orchestrator.results.run_facts import RunFacts
     from orchestrator.tables.merge import merge
 
     try:

@@ -403,7 +403,7 @@ def publish(
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
     from orchestrator.configs.merge import to_publish
-    from orchestrator.results.export import RunFacts
+    from orchestrator.results.run_facts import RunFacts
     from orchestrator.tables.publish import default_branch
     from orchestrator.tables.publish import publish as make
 
