@@ -20,7 +20,7 @@ from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.reasons import Reason
 from orchestrator.results.bench import BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
-from orchestrator.results.recheck import gains, noise_note
+from orchestrator.results.gain import gains, noise_note
 from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words

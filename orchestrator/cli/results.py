@@ -232,7 +232,8 @@ def gain(
     GEMM time before and after, with its spread: the bound of what can be won end to end.
     """
     from orchestrator.ledger.reader import LedgerReader
-    from orchestrator.results import recheck
+    from orchestrator.results.gain import gain as gain_of
+    from orchestrator.results.gain import times_before
     from orchestrator.shapes.aiter_log import read_calls
     from orchestrator.shapes.model import describe
 
@@ -240,7 +241,7 @@ def gain(
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
         calls = read_calls(workload, family)
-        found = recheck.gain(ledger, calls, recheck.times_before(paths, ledger, before, family), family)
+        found = gain_of(ledger, calls, times_before(paths, ledger, before, family), family)
     if not found.rows:
         raise InputError(
             f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload} has a time before the run; name the"
