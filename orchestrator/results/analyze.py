@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import combinations
+from itertools import combinations, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +20,8 @@ import pandas as pd
 from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY, order
 from orchestrator.files.cells import no_formula
-from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
+from orchestrator.planning.roofline import CHIPS, Chip, chip_of, roofline
+from orchestrator.results import Document
 from orchestrator.results.fastest_rows import COUNTED, DEVICE, ReducedFile, join_files, reduce_files
 from orchestrator.results.measurements import InputTables
 from orchestrator.shapes.model import Key, element_type
@@ -33,14 +34,14 @@ LEAD = "asm"
 REFERENCE_FILE = Path(__file__).parent / "data" / "reference_fp4.csv"
 OFF = 0.05
 """A published figure that deviates by more is marked."""
-Row = dict[str, Any]
+Row = Document
 """A shape of the document, see `_new_row`. `backends` has for each backend its fastest valid row, as `{"ck":
 {"tflops": 812.5, "us": 9.9, "kernel": "a4w4_...", "err_ratio": 0.0}}`."""
 
 
 def analyze(
     sources: InputTables, err_ratio: float | None = None, *, chip: str | None = None, reference: str | None = None
-) -> dict[str, Any]:
+) -> Document:
     """Reads all sources and returns what is known of them as a JSON document (docs/reference/files.md).
 
     `rows` has a shape each; numbers are not rounded, None for none. `err_ratio`: the largest share of wrong elements
@@ -66,7 +67,7 @@ def analyze(
             _rank_backends(row)
         chips = _add_rooflines(rows, sources, chip, notes)
     backends = sorted(best[best.us.notna()].backend.unique(), key=order)
-    results: dict[str, Any] = {
+    results: Document = {
         "title": sources.title,
         "family": family.name,
         "err_ratio": limit,
@@ -90,9 +91,7 @@ def analyze(
     return results
 
 
-def _summary(
-    rows: Sequence[Row], backends: Sequence[str], times: pd.DataFrame, chips: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _summary(rows: Sequence[Row], backends: Sequence[str], times: pd.DataFrame, chips: list[Document]) -> Document:
     """The part of the document on all shapes together. `times`: microseconds as a column a backend."""
     wins = Counter(row["best"] for row in rows)
     shares = [row["roofline"]["share"] for row in rows if row["roofline"] and row["best"]]
@@ -138,21 +137,27 @@ def _shape_rows(best: pd.DataFrame, wrong: pd.DataFrame, sources: InputTables) -
     family = sources.family
     names = [*DEVICE, *family.key_names]
     keys = pd.concat([best[names], wrong[names]])
-    number = keys.groupby(names).ngroup().to_numpy()  # from 0, in the order of devices and keys
+    # number the shapes from 0, in the order of devices and keys
+    number = keys.groupby(names).ngroup().to_numpy()
     best_number = number[: len(best)]
     wrong_number = number[len(best) :]
     _, firsts = np.unique(number, return_index=True)
+
+    # an empty row for each shape; a shape whose rows are all beyond the error ratio is among them
     counts = best[list(COUNTED)].groupby(best_number).sum().to_numpy().tolist()
     rows = []
     for (gfx, cu_num, *key), row_counts in zip(_tuples(keys.iloc[firsts], *names), counts, strict=True):
         rows.append(_new_row(family, gfx, cu_num or None, key, row_counts))
+
+    # the fastest valid row of each backend, and the rows that are not valid
     flops = [family.flops(row["key"]) for row in rows]
-    for i, backend, us, kernel, err in zip(best_number, *_columns(best, "backend", "us", "kernel", "err"), strict=True):
+    measured = _tuples(best, "backend", "us", "kernel", "err")
+    for i, (backend, us, kernel, err) in zip(best_number, measured, strict=True):
         if us is not None:
             figures = {"tflops": flops[i] / us / 1e6, "us": us, "kernel": kernel, "err_ratio": err}
             rows[i]["backends"][backend] = figures
-    columns = _columns(wrong, "backend", "kernel", "err", "us")
-    for i, backend, kernel, err, us in zip(wrong_number, *columns, strict=True):
+    beyond = _tuples(wrong, "backend", "kernel", "err", "us")
+    for i, (backend, kernel, err, us) in zip(wrong_number, beyond, strict=True):
         rows[i]["beyond_err_ratio"].append({"backend": backend, "kernel": kernel, "err_ratio": err, "us": us})
     times = best.set_index([best_number, "backend"])["us"].unstack()
     rows += _missing_rows(rows, sources)
@@ -164,7 +169,7 @@ def _shape_rows(best: pd.DataFrame, wrong: pd.DataFrame, sources: InputTables) -
 def _new_row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | str], counts: Sequence[int]) -> Row:
     return {
         "shape": "",
-        "key": dict(zip(family.key_names, key, strict=True)),
+        "key": family.named_key(key),
         "gfx": gfx,
         "cu_num": cu_num,
         "backends": {},
@@ -180,7 +185,7 @@ def _new_row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | s
 def _missing_rows(rows: Sequence[Row], sources: InputTables) -> list[Row]:
     """The requested shapes that no file has, on the device of the others if that is one."""
     measured = {tuple(row["key"].values()) for row in rows}
-    devices: set[Device] = {(row["gfx"], row["cu_num"]) for row in rows}
+    devices = {(row["gfx"], row["cu_num"]) for row in rows}
     gfx, cu_num = devices.pop() if len(devices) == 1 else ("", None)
     missing = dict.fromkeys(key for key in sources.requested if key not in measured)
     return [_new_row(sources.family, gfx, cu_num, key, (0, 0, 0)) for key in missing]
@@ -212,42 +217,55 @@ def _rank_backends(row: Row) -> None:
         row["wrong_was_faster"] = not ranked or min(wrong) < ranked[0][0]
 
 
-def _add_rooflines(
-    rows: Sequence[Row], sources: InputTables, chip: str | None, notes: list[str]
-) -> list[dict[str, Any]]:
+def _add_rooflines(rows: Sequence[Row], sources: InputTables, chip: str | None, notes: list[str]) -> list[Document]:
     """Fill in the share of the roofline that each winner reaches; return the chips. Raises InputError for an unknown
     `chip`."""
-    devices = dict.fromkeys((row["gfx"], row["cu_num"]) for row in rows)
-    chips = {device: chip_of(device, sources.device_names, chip) for device in devices}
-    limits = {device: roofline(sources.family, found) for device, (found, _) in chips.items() if found is not None}
-    element_type_of = element_type(sources.family)
-    types: dict[Device, set[str]] = {device: set() for device in devices}
+    chips = []
+    chip_notes = []
     above: dict[str, list[tuple[float, str]]] = {"compute": [], "memory": []}
+    for (gfx, cu_num), device_rows in groupby(rows, key=itemgetter("gfx", "cu_num")):
+        data_sheet, note = chip_of((gfx, cu_num), sources.device_names, chip)
+        facts: Document = {"name": None}
+        types: set[str] = set()
+        if data_sheet:
+            facts = asdict(data_sheet)
+            types = _add_roofline(device_rows, sources.family, data_sheet, above)
+        if note:
+            chip_notes.append(note)
+        chips.append({"gfx": gfx, "cu_num": cu_num, **facts, "types": sorted(types)})
+    if any(facts["name"] for facts in chips) and not any(row["roofline"] for row in rows):
+        notes.append(f"no roofline: the data sheets say nothing that fits {sources.family.name}")
+    else:
+        notes += chip_notes
+    notes += _notes_above(above)
+    return chips
+
+
+def _add_roofline(
+    rows: Iterable[Row], family: Family, chip: Chip, above: Mapping[str, list[tuple[float, str]]]
+) -> set[str]:
+    """Fill in the roofline of each shape of a device; return the element types that its peaks were looked up for.
+
+    `above` gets the winners that are faster than their roofline, which cannot be, by its bound.
+    """
+    limit_of = roofline(family, chip)
+    element_type_of = element_type(family)
+    types = set()
     for row in rows:
-        device = (row["gfx"], row["cu_num"])
         key = tuple(row["key"].values())
-        roof = limits[device](key) if device in limits else None
+        roof = limit_of(key)
         if not roof:
             continue
         element = element_type_of(key)
-        if element is not None:
-            types[device].add(element[0])
+        if element:
+            types.add(element[0])
         share = None
         if row["best"]:
             share = row["backends"][row["best"]]["tflops"] / roof.tflops
             if share > 1:
                 above[roof.bound].append((share, row["shape"]))
         row["roofline"] = {"tflops": roof.tflops, "bound": roof.bound, "intensity": roof.intensity, "share": share}
-    if limits and not any(row["roofline"] for row in rows):
-        notes.append(f"no roofline: the data sheets say nothing that fits {sources.family.name}")
-    else:
-        notes += [note for _, note in chips.values() if note]
-    notes += _notes_above(above)
-    documents = []
-    for (gfx, cu_num), (found, _) in chips.items():
-        facts = asdict(found) if found else {"name": None}
-        documents.append({"gfx": gfx, "cu_num": cu_num, **facts, "types": sorted(types[gfx, cu_num])})
-    return documents
+    return types
 
 
 def _notes_above(above: Mapping[str, list[tuple[float, str]]]) -> Iterator[str]:
@@ -263,7 +281,7 @@ def _notes_above(above: Mapping[str, list[tuple[float, str]]]) -> Iterator[str]:
             yield f"{many} above the {bound} roofline (most: {shape} at {share:.0%}): {causes[bound]}"
 
 
-def _pairs(us: pd.DataFrame, backends: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _pairs(us: pd.DataFrame, backends: Sequence[str]) -> Iterator[Document]:
     """TFLOPS of one backend over those of another on the shapes that both have; the geometric mean does not depend on
     which of the two is divided by."""
     for first, second in combinations(backends, 2):
@@ -282,28 +300,17 @@ def _pairs(us: pd.DataFrame, backends: Sequence[str]) -> Iterator[dict[str, Any]
         }
 
 
-def _tuples(frame: pd.DataFrame, *columns: str) -> Iterable[tuple[Any, ...]]:
+def _tuples(frame: pd.DataFrame, *names: str) -> Iterable[tuple[Any, ...]]:
     """The rows as tuples, None for NaN."""
-    return zip(*_columns(frame, *columns), strict=True)
+    columns = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in names]
+    return zip(*columns, strict=True)
 
 
-def _columns(frame: pd.DataFrame, *names: str) -> Iterator[list[Any]]:
-    """The columns as lists, None for NaN."""
-    for name in names:
-        yield frame[name].astype(object).where(frame[name].notna(), None).tolist()
-
-
-def published() -> tuple[str, pd.DataFrame]:
-    """(source of the published figures, the figures by chip, group, M, N, K)."""
-    lines = REFERENCE_FILE.read_text().splitlines()
-    source = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
-    return source, pd.read_csv(REFERENCE_FILE, comment="#")
-
-
-def against_reference(results: Mapping[str, Any], chip: str) -> dict[str, Any]:
+def against_reference(results: Document, chip: str) -> Document:
     """Every published figure of the chip beside the winner here; `deviation` is measured / published - 1. Raises
     InputError."""
-    source, figures = published()
+    figures = pd.read_csv(REFERENCE_FILE, comment="#")
+    comments = [line.lstrip("# ") for line in REFERENCE_FILE.read_text().splitlines() if line.startswith("#")]
     chips = list(figures.chip.unique())
     if chip.lower() not in chips:
         near = did_you_mean(chip, chips)
@@ -322,10 +329,10 @@ def against_reference(results: Mapping[str, Any], chip: str) -> dict[str, Any]:
         measured = winners.get((row["M"], row["N"], row["K"]))
         deviation = measured["tflops"] / row["tflops"] - 1 if measured else None
         row |= {"measured": measured, "deviation": deviation, "off": abs(deviation or 0.0) > OFF}
-    return {"source": source, "rows": rows}
+    return {"source": " ".join(comments), "rows": rows}
 
 
-def write_csv(results: Mapping[str, Any], out: TextIO) -> None:
+def write_csv(results: Document, out: TextIO) -> None:
     """A line a shape: key columns, `<backend>_tflops,<backend>_us` each, best, kernel, asm_over_best_other, roofline.
 
     The file can be read by `analyze` again, as a benchmark.

@@ -20,6 +20,7 @@ from orchestrator.files.cells import no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
+from orchestrator.results import Document
 from orchestrator.tables.tuned import best
 from worker.families import BENCHED, Family
 from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts
@@ -74,7 +75,7 @@ class BenchResults:
     paths: RunPaths
     family: Family
     found: list[Result]
-    stacks: Mapping[str, dict[str, Any]]
+    stacks: Mapping[str, Document]
     total: int
     failed: Sequence[ShapeState] = ()
 
@@ -131,15 +132,16 @@ def results(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> lis
     groups: dict[tuple[tuple[int | str, ...], str, str], list[ProfileRow]] = {}
     for row in rows:
         groups.setdefault((row.key, str(row.row.get("env", "")), str(row.row["libtype"])), []).append(row)
-    shapes = {key: i for i, key in enumerate(dict.fromkeys(key for key, _, _ in groups), 1)}
-    every_side = list(dict.fromkeys((*sides, *(side for _, side, _ in groups))))
-
-    def place(result: Result) -> tuple[int, int, int]:
-        backend = BENCHED.index(result.backend) if result.backend in BENCHED else len(BENCHED)
-        return result.shape, every_side.index(result.env), backend
-
-    joined = [_join(shapes[key], side, backend, group, rule) for (key, side, backend), group in groups.items()]
-    return sorted(joined, key=place)
+    shapes: dict[tuple[int | str, ...], int] = {}
+    order = list(sides)
+    joined = []
+    for (key, side, backend), group in groups.items():
+        shape = shapes.setdefault(key, len(shapes) + 1)
+        if side not in order:
+            order.append(side)
+        joined.append(_join(shape, side, backend, group, rule))
+    usual = {backend: i for i, backend in enumerate(BENCHED)}
+    return sorted(joined, key=lambda r: (r.shape, order.index(r.env), usual.get(r.backend, len(usual))))
 
 
 def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:
@@ -165,6 +167,7 @@ def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule:
     )
     if failed or not runs:
         return result
+    # a row's tflops and bw are those of its own time: scale them to the mean
     mean = mean_of_runs([us for _, us in result.runs], rule)
     first = next(iter(runs.values()))
     return replace(
@@ -189,7 +192,7 @@ def fastest(found: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
     return best(measured, lambda result: (result.shape, result.env), lambda result: result.us)
 
 
-def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
+def redacted(options: Mapping[str, Any]) -> Document:
     """The options of a bench for the record: hashes in place of the text of files."""
 
     def redact(text: str) -> str:
@@ -203,6 +206,7 @@ def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[
 
     `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
     """
+    # the columns: those of the runbook, then what the backends of this bench add
     runbook_names = {owner: name for name, owner in AITERS.items()}
     figures = []
     judgements = []
@@ -215,15 +219,16 @@ def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[
     if any(result.env for result in results):
         more.append("env")
     header = [*RUNBOOK, *more, *figures, *judgements, "fastest", "node"]
-    absent: dict[str, Any] = {column: 0 if column.endswith("_samples") else "" for column in header}
+    absent: Document = {column: 0 if column.endswith("_samples") else "" for column in header}
     absent |= dict.fromkeys([*RUNBOOK[3:], *figures], "0.0")
 
+    # a row for each shape and side, filled from the results of its backends
     winners = fastest(results)
-    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    rows: dict[tuple[int, str], Document] = {}
     for result in results:
         place = (result.shape, result.env)
         row = rows.setdefault(place, dict(absent))
-        row |= zip(family.key_names, result.key, strict=True)
+        row |= family.named_key(result.key)
         row["env"] = result.env
         row["node"] = row["node"] or result.node
         if place in winners:
@@ -246,7 +251,7 @@ def _run_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[An
     measurement = ("run", "env", "status", "op", "kernelName", "errRatio", "timer", "slot", "detail")
     yield ["M", "N", "K", "backend", "us", "tflops", "node", *more, *measurement]
     for result in results:
-        key = dict(zip(family.key_names, result.key, strict=True))
+        key = family.named_key(result.key)
         sizes = [key[column] for column in ("M", "N", "K")]
         for number, us in result.runs or ((0, 0.0),):
             tflops = family.flops(key) / us / 1e6 if us > 0 else 0.0
@@ -278,14 +283,14 @@ def _side_rows(measured: Sequence[Result], family: Family) -> Iterator[Sequence[
 
 def environment_record(
     session: str, side: str, number: int, stack: Mapping[str, Any], measured: Sequence[Result]
-) -> dict[str, Any]:
+) -> Document:
     """Return the environment record of one side: measured in turn with the others of the same `session`.
 
     `number` counts the sides in the order of `--env`, from 1. `compare` refuses a golden side that came after the tot
     side.
     """
     place = stack.get("image") or stack.get("python_path")
-    record: dict[str, Any] = {
+    record: Document = {
         "format": ENV_FORMAT,
         "env": f"{side} ({place})" if place else side,
         "captured": utc(time.time()),
@@ -303,9 +308,9 @@ def environment_record(
     return record
 
 
-def environments(ledger: LedgerReader, sides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+def environments(ledger: LedgerReader, sides: Sequence[str] = ()) -> dict[str, Document]:
     """Return the versions of each environment by name, in the order of `sides`; `hosts`: slots it was measured on."""
-    stacks: dict[str, dict[str, Any]] = {name: {"hosts": []} for name in sides}
+    stacks: dict[str, Document] = {name: {"hosts": []} for name in sides}
     for slot in ledger.slots():
         for name, facts in (slot.device.get("bench") or {}).items():
             if not isinstance(facts, dict):

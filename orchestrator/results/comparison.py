@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -18,9 +19,10 @@ from orchestrator.errors import InputError
 from orchestrator.files.cells import cell, no_formula
 from orchestrator.files.faults import escaped, shown
 from orchestrator.files.write import csv_text, write_output
+from orchestrator.results import Document
 from orchestrator.results.rocprof import GRID
 from orchestrator.results.sides import CONFIG, ComparedSide, differences, in_turn
-from orchestrator.results.verdicts import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, RegressionRule, judge
+from orchestrator.results.verdicts import ENOUGH_ROWS, OPEN, VERDICTS, RegressionRule, judge
 from worker.text import plural
 
 AGAIN_REPEATS = 7
@@ -28,7 +30,7 @@ NO_REPEATS = (
     "No row has repeats, so the noise is unknown and no row is judged: measure each three times. --rule-only judges by"
     " the rule alone, but it knows no noise and accuses most unchanged tables."
 )
-Rows = list[dict[str, Any]]
+Rows = list[Document]
 """Rows of the document, as `{"key": {"kernel": "ck", "M": "16", ...}, "golden_us": 9.9, "verdict": "ok", ...}`."""
 
 
@@ -36,13 +38,13 @@ def compare(
     golden: ComparedSide,
     tot: ComparedSide,
     *,
-    rule: RegressionRule = STANDARD,
-    bound: float = BOUND,
-    under_test: Sequence[str] = (),
-    other_gpu: bool = False,
-    rule_only: bool = False,
-    again: str = "",
-) -> dict[str, Any]:
+    rule: RegressionRule,
+    bound: float,
+    under_test: Sequence[str],
+    other_gpu: bool,
+    rule_only: bool,
+    again: str,
+) -> Document:
     """Judges `tot` against `golden`, and returns the results as a JSON document (docs/reference/commands.md).
 
     `rule_only`: use only the rule, which ignores noise, and give only its figures. `again`: the file for the rows to
@@ -64,13 +66,12 @@ def compare(
         warnings.append(f"not measured in the same way ({method})")
     _check_common_rows(golden, tot)
     rows, table = _judged_rows(golden, tot, rule, bound, paired)
+    noise = {"expected_false_regressions": bound, **table}
     if rule_only:
         _judge_by_rule(rows, rule)
         noise = {}
-    else:
-        noise = {"expected_false_regressions": bound, **table}
     rows.sort(key=_by_severity)
-    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
+    counts = dict.fromkeys(VERDICTS, 0) | Counter(row["verdict"] for row in rows)
     results = {
         "counts": counts,
         "rows": rows,
@@ -81,16 +82,18 @@ def compare(
         **noise,
         "environment": {"golden": golden.fields, "tot": tot.fields, "differences": differing},
         "config_files": _config_files(rows, rule),
-        "files": {side.name: [str(path) for path in side.files] for side in (golden, tot)},
+        "files": {side.name: list(map(str, side.files)) for side in (golden, tot)},
         "again": _commands_again(rows, golden, tot, again),
         "warnings": warnings,
     }
-    exit_code = 0
-    if results.get("table_slower") or counts["regression"]:
-        exit_code = 1
-    elif results["open"]:
-        exit_code = 4
-    return {"exit_code": exit_code, "summary": list(_summary(results)), **results}
+    return {"exit_code": _exit_code(results), "summary": list(_summary(results)), **results}
+
+
+def _exit_code(results: Document) -> int:
+    """1 if a row or the table is a regression, else 4 if rows could not be judged."""
+    if results["counts"]["regression"] or results.get("table_slower"):
+        return 1
+    return 4 if results["open"] else 0
 
 
 def _differing_values(differing: Sequence[Mapping[str, str]], kind: str) -> str:
@@ -121,12 +124,13 @@ def _key_columns(side: ComparedSide) -> list[str]:
 
 def _judged_rows(
     golden: ComparedSide, tot: ComparedSide, rule: RegressionRule, bound: float, paired: bool
-) -> tuple[Rows, dict[str, Any]]:
+) -> tuple[Rows, Document]:
     """The joined rows, and the values of the table (`judge`).
 
     `change` and `seen_from` are shares of the golden time, None if unknown. `golden_repeats` says how many repeats
     agree, such as `1/3`. `golden_config` is there if rows name configs.
     """
+    # the times as (side, row, repeat), NaN for repeats that a row does not have
     every = pd.concat([golden.rows, tot.rows], keys=[0, 1])
     columns = _key_columns(golden)
     side = every.index.get_level_values(0)
@@ -134,6 +138,8 @@ def _judged_rows(
     repeat = every.groupby([side, number]).cumcount()
     us = np.full((2, number.max() + 1, repeat.max() + 1), np.nan)
     us[side, number, repeat] = every["us"]
+
+    # a column for each figure, a row for each kernel and shape
     figures, table_values = judge(us[0], us[1], rule=rule, bound=bound, paired=paired)
     for name in ("golden_repeats", "tot_repeats"):
         agreeing, all_repeats = figures[name]
@@ -162,12 +168,12 @@ def _judge_by_rule(rows: Rows, rule: RegressionRule) -> None:
             row["verdict"] = "ok"
 
 
-def _by_severity(row: Mapping[str, Any]) -> tuple[int, float]:
+def _by_severity(row: Document) -> tuple[int, float]:
     """Sorts the worst verdicts first, and the largest changes first among them."""
     return VERDICTS.index(row["verdict"]), -abs(row["change"] or 0.0)
 
 
-def _config_files(rows: Rows, rule: RegressionRule) -> list[dict[str, Any]]:
+def _config_files(rows: Rows, rule: RegressionRule) -> list[Document]:
     """The files of the new config set, by path, from which a row reads other values than on the golden side.
 
     A row names the file, bucket and values that it read. `verdict`: `rejected` if a row is a regression, else `open` if
@@ -212,7 +218,7 @@ def _config_files(rows: Rows, rule: RegressionRule) -> list[dict[str, Any]]:
     return documents
 
 
-def _summary(results: Mapping[str, Any]) -> Iterator[str]:
+def _summary(results: Document) -> Iterator[str]:
     """The verdict in a few sentences, with its weaknesses."""
     rows = results["rows"]
     if results.get("table_slower"):
@@ -235,7 +241,7 @@ def _summary(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"{', '.join(others)} {verb} too, and may cause a change"
 
 
-def _noise_sentences(results: Mapping[str, Any]) -> Iterator[str]:
+def _noise_sentences(results: Document) -> Iterator[str]:
     """Sentences on the chance of a false verdict, and on the drift."""
     if results["averaged"]:
         yield NO_REPEATS
@@ -252,7 +258,7 @@ def _noise_sentences(results: Mapping[str, Any]) -> Iterator[str]:
     yield f"{order}: the table as a whole shifted by {shift}. Removed as drift: {removed}."
 
 
-def _config_sentences(config: Mapping[str, Any], rule: Mapping[str, float]) -> Iterator[str]:
+def _config_sentences(config: Document, rule: Mapping[str, float]) -> Iterator[str]:
     """The verdict on a config file; its slower rows; what separate files would keep of a default file's gain."""
     slower = config["slower"]
     kind = "default file, " if config["default"] else ""
@@ -276,8 +282,10 @@ def _commands_again(rows: Rows, golden: ComparedSide, tot: ComparedSide, listed:
         return ""
     commands = []
     if not listed:
-        sides = " ".join(f"--{side.name} {quote(str(path))}" for side in (golden, tot) for path in side.files)
-        commands.append(f"compare {sides} --again again.csv")
+        sides = []
+        for side in (golden, tot):
+            sides += [f"--{side.name} {quote(str(path))}" for path in side.files]
+        commands.append(f"compare {' '.join(sides)} --again again.csv")
     backends = sorted({kernel.split("/")[0] for kernel in kernels if "/" in kernel}) or ["BACKEND"]
     options = " ".join(dict.fromkeys((*_bench_options(golden), *_bench_options(tot))))
     backend = quote(",".join(backends))
@@ -314,7 +322,7 @@ def key_text(key: Mapping[str, str]) -> str:
     return " ".join(value if name == "kernel" else f"{name}={value}" for name, value in key.items())
 
 
-def write(results: Mapping[str, Any], out: Path | None, again: Path | None) -> None:
+def write(results: Document, out: Path | None, again: Path | None) -> None:
     """Write all rows, the worst first, and the keys of rows that could not be judged. Raises InputError."""
     rows = results["rows"]
     keys = list(rows[0]["key"])

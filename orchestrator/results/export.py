@@ -20,6 +20,7 @@ from orchestrator.files.cells import cell, no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results import Document
 from orchestrator.results.bench import BenchResults, redacted
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from worker.families import Cell, Family
@@ -30,7 +31,7 @@ MOST_BLOCKED = 1000
 """Candidates that were not measured are listed up to here; the ledger has all."""
 
 
-def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) -> None:
+def export(ledger: LedgerReader, paths: RunPaths, provenance: Document) -> None:
     """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and provenance.json as the ledger is now.
 
     Raises OSError.
@@ -73,14 +74,14 @@ def tuned_columns(row: ProfileRow, family: Family) -> dict[str, Cell]:
     """A ledger's row by the columns of `family.tuned_header`, in order; "" for what the row lacks."""
     chip: dict[str, Cell] = {"gfx": row.gfx, "cu_num": "" if row.cu_num is None else row.cu_num}
     chip = {name: chip[name] for name in family.chip_columns}
-    return chip | dict(zip(family.key_names, row.key, strict=True)) | family.row_to_columns(row.row)
+    return chip | family.named_key(row.key) | family.row_to_columns(row.row)
 
 
 def _place(row: ProfileRow | ShapeState) -> dict[str, str]:
     return {"attempt": row.attempt, "node": row.node, "slot": row.slot}
 
 
-def winners(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
+def winners(ledger: LedgerReader) -> Iterator[Document]:
     """The rows of the shapes tuned in a run as a merge takes them, each with its spread."""
     noisy = ledger.noisy()
     for row in ledger.winners():
@@ -88,7 +89,7 @@ def winners(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
         yield {**tuned_columns(row, ledger.family), **_place(row), "spread": spread}
 
 
-def candidates(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
+def candidates(ledger: LedgerReader) -> Iterator[Document]:
     """The rows of profile.csv: those of every candidate. The spread of a noisy winner covers its first time too."""
     noisy = ledger.noisy()
     winner_ids = {winner.id for winner in ledger.winners()}
@@ -105,9 +106,7 @@ def candidates(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
         yield {**tuned_columns(row, ledger.family), **_place(row), **shown, **marks}
 
 
-def provenance(
-    ledger: LedgerReader, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = ""
-) -> dict[str, Any]:
+def provenance(ledger: LedgerReader, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = "") -> Document:
     """The document of provenance.json (docs/reference/files.md). References to the environment stay references."""
     options = dict(config.options)
     if recorded_tuner(ledger.meta("tuner", "")).side_by_side:
@@ -159,7 +158,7 @@ def measured_on(ledger: LedgerReader) -> list[tuple[str, int, str, int]]:
     return [(*device, count) for device, count in sorted(counts.items())]
 
 
-def _shared_nodes(ledger: LedgerReader) -> list[dict[str, Any]]:
+def _shared_nodes(ledger: LedgerReader) -> list[Document]:
     """The times from which a node ran beside other jobs."""
     documents = []
     for node in ledger.replayed.nodes.values():
@@ -180,13 +179,13 @@ def unpromised(ledger: LedgerReader) -> list[str]:
     return [f"{', '.join(names)}: {warning}" for warning, names in nodes.items()]
 
 
-def _unconfirmed_shapes(ledger: LedgerReader) -> list[dict[str, Any]]:
+def _unconfirmed_shapes(ledger: LedgerReader) -> list[Document]:
     """Winners that were chosen without some of the candidates."""
     documents = []
     for shape, blocked in ledger.unconfirmed():
         documents.append(
             {
-                "shape": dict(zip(ledger.family.key_names, shape.key, strict=True)),
+                "shape": ledger.family.named_key(shape.key),
                 **_place(shape),
                 "why": shape.detail,
                 "withheld": [candidate.to_json() for candidate in blocked[:MOST_BLOCKED]],
@@ -195,10 +194,10 @@ def _unconfirmed_shapes(ledger: LedgerReader) -> list[dict[str, Any]]:
     return documents
 
 
-def _blocked_candidates(ledger: LedgerReader) -> list[dict[str, Any]]:
+def _blocked_candidates(ledger: LedgerReader) -> list[Document]:
     """Candidates that no slot should measure, or that a slot lost though they run elsewhere."""
     documents = []
     for candidate in ledger.left_out()[:MOST_BLOCKED]:
-        shape = dict(zip(ledger.family.key_names, ledger.keys[candidate.shape], strict=True))
+        shape = ledger.family.named_key(ledger.keys[candidate.shape])
         documents.append({"shape": shape, **candidate.to_json()})
     return documents

@@ -125,7 +125,7 @@ def reduced(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """One row for each combination of `by`: the fastest one, of equals always the same, with the sums of the counts."""
     groups = rows.groupby(by, sort=False, observed=True, dropna=False)
     number = groups.ngroup().to_numpy()
-    least = groups["us"].transform("min")
+    least = groups["us"].transform("min")  # NaN if no row of the group is valid: then all rows stay candidates
     is_fastest = ((rows["us"] == least) | least.isna()).to_numpy()
     sums = {name: np.bincount(number, rows[name])[number[is_fastest]].astype(int) for name in COUNTED}
     return rows[is_fastest].assign(**sums).sort_values(["us", "kernel", "err"]).drop_duplicates(by)
@@ -142,6 +142,7 @@ def _cleaned(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
         else:
             rows[name] = _texts(rows[name], {value.lower(): value for value in column.legal})
     rows["kernel"] = _texts(rows["kernel"], {})
+    # Older tables name no gfx; the number of CUs tells the chip.
     cu_num = rows["cu_num"] if "cu_num" in rows else pd.Series(0, rows.index)
     rows["cu_num"] = cu_num.where(cu_num.between(1, _MAX_INT), 0).astype("int64")
     gfx_of_cu_num = rows["cu_num"].map(GFX_OF_CU_NUM).fillna("")
@@ -177,6 +178,7 @@ def _candidate_columns(chunk: pd.DataFrame, family: Family) -> dict[str, Any]:
     names = [name for name in ("kernel", "kernel_id", "libtype") if name in chunk]
     if not names:
         return {"backend": backend_name(family.name)}
+    # A profile has millions of rows and few kernels: give each combination of categories a number, and parse each once.
     code = np.zeros(len(chunk), int)
     for name in names:
         categories = chunk[name].cat

@@ -344,6 +344,7 @@ def chunks(lines: CleanLines, columns: MeasurementColumns, family: Family) -> It
                 names=[names.get(i, f" {i}") for i in range(lines.columns)],
                 chunksize=_CHUNK,
                 usecols=list(names.values()),
+                # a kernel's name is repeated in thousands of rows: as a category it is held once
                 dtype={name: "category" for name in names.values() if name in texts},
                 na_values=NULLS,
                 low_memory=False,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from orchestrator.families import label
+from orchestrator.results import Document
 from orchestrator.results.analyze import LEAD, OFF, spread_of
 from orchestrator.results.comparison import percent
 from orchestrator.results.fastest_rows import device_text
@@ -65,7 +66,7 @@ MOST_PAIRS = 28
 ALL = "all with --json"
 
 
-def add_analysis(page: Page, analysis: Mapping[str, Any], most: int) -> None:
+def add_analysis(page: Page, analysis: Document, most: int) -> None:
     """Add an analysis to a page, with as many shapes as `most` says (0: all)."""
     page.line(_headline(analysis))
     _add_shapes(page, analysis, most)
@@ -79,7 +80,7 @@ def add_analysis(page: Page, analysis: Mapping[str, Any], most: int) -> None:
     page.line(*(f"note: {note}" for note in analysis["notes"]))
 
 
-def _headline(analysis: Mapping[str, Any]) -> str:
+def _headline(analysis: Document) -> str:
     """The inputs of an analysis in one sentence."""
     chips = []
     for chip in analysis["summary"]["roofline"]["chips"]:
@@ -94,7 +95,7 @@ def _headline(analysis: Mapping[str, Any]) -> str:
     return f"{analysis['family']}{devices}: {shapes}, {backends}, from {analysis['title']} ({files}, {rows})"
 
 
-def _add_shapes(page: Page, analysis: Mapping[str, Any], most: int) -> None:
+def _add_shapes(page: Page, analysis: Document, most: int) -> None:
     """Add a row a shape, a column a backend; then the best, the ratio and the share of the roofline."""
     shapes = analysis["rows"]
     backends = analysis["backends"]
@@ -128,7 +129,7 @@ def _add_shapes(page: Page, analysis: Mapping[str, Any], most: int) -> None:
     page.table(heads, rows, "shape", right=figures + ratios, most=most or len(rows), more="--rows 0 shows all")
 
 
-def _has_lead(analysis: Mapping[str, Any]) -> bool:
+def _has_lead(analysis: Document) -> bool:
     return any(LEAD in (pair["first"], pair["second"]) for pair in analysis["summary"]["pairs"])
 
 
@@ -143,7 +144,7 @@ def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
 
 
-def _add_pairs(page: Page, pairs: Sequence[Mapping[str, Any]]) -> None:
+def _add_pairs(page: Page, pairs: Sequence[Document]) -> None:
     rows = []
     for pair in pairs:
         names = f"{label(pair['first'])} over {label(pair['second'])}"
@@ -153,7 +154,7 @@ def _add_pairs(page: Page, pairs: Sequence[Mapping[str, Any]]) -> None:
     page.table(heads, rows, "pair", right=heads[1:], most=MOST_PAIRS, more=ALL)
 
 
-def _wrong_rows(shapes: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+def _wrong_rows(shapes: Sequence[Document]) -> Iterator[Sequence[str]]:
     """The rows beyond the error ratio, by shape, the largest errors first."""
     for shape in shapes:
         least = shape["backends"][shape["best"]]["us"] if shape["best"] else float("inf")
@@ -163,13 +164,13 @@ def _wrong_rows(shapes: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
             yield shape["shape"], label(row["backend"]), row["kernel"] or "(no name)", error, f"{row['us']:.2f}", faster
 
 
-def _by_error(row: Mapping[str, Any]) -> tuple[float, float]:
+def _by_error(row: Document) -> tuple[float, float]:
     """Sorts rows without an error ratio first, then the largest; of equals the fastest."""
     error = 1e300 if row["err_ratio"] is None else row["err_ratio"]
     return -error, row["us"]
 
 
-def _add_reference(page: Page, reference: Mapping[str, Any]) -> None:
+def _add_reference(page: Page, reference: Document) -> None:
     """Add the published figures beside the measured ones. A deviation of more than OFF is marked with a `!`."""
     rows: list[Sequence[Cell]] = []
     measured = 0
@@ -195,7 +196,7 @@ def _add_reference(page: Page, reference: Mapping[str, Any]) -> None:
     )
 
 
-def _sentences(analysis: Mapping[str, Any]) -> Iterator[str]:
+def _sentences(analysis: Document) -> Iterator[str]:
     """The sentences of the summary, in the order of interest; only what there is to say."""
     rows = analysis["rows"]
     wins = sorted(analysis["summary"]["wins"].items(), key=lambda item: -item[1])
@@ -214,7 +215,7 @@ def _sentences(analysis: Mapping[str, Any]) -> Iterator[str]:
         yield from _roofline_sentences(rows, chip)
 
 
-def _lead_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+def _lead_sentence(rows: Sequence[Document]) -> str:
     losses = [(row["asm_over_best_other"], row["shape"], row["best"]) for row in rows if row["asm_over_best_other"]]
     worst = sorted(loss for loss in losses if loss[0] < 1)
     if not worst:
@@ -223,7 +224,7 @@ def _lead_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"ASM loses on {len(worst):,}: {and_more(named, MOST_NAMED)}"
 
 
-def _error_sentences(analysis: Mapping[str, Any]) -> Iterator[str]:
+def _error_sentences(analysis: Document) -> Iterator[str]:
     rows = analysis["rows"]
     limit = f"above {analysis['err_ratio']:g}"
     beyond = analysis["summary"]["beyond_err_ratio"]
@@ -236,7 +237,7 @@ def _error_sentences(analysis: Mapping[str, Any]) -> Iterator[str]:
         yield f"error ratio: no row {limit}"
 
 
-def _roofline_sentences(rows: Sequence[Mapping[str, Any]], chip: Mapping[str, Any]) -> Iterator[str]:
+def _roofline_sentences(rows: Sequence[Document], chip: Document) -> Iterator[str]:
     """The shares of a chip's roofline that its winners reach, and the peaks that it rests on."""
     shares = []
     for row in rows:
@@ -251,7 +252,7 @@ def _roofline_sentences(rows: Sequence[Mapping[str, Any]], chip: Mapping[str, An
         yield f"  of {chip['name']}: {peaks} TFLOPS dense, {chip['bandwidth']:g} TB/s ({chip['source']})"
 
 
-def add_comparison(page: Page, comparison: Mapping[str, Any]) -> None:
+def add_comparison(page: Page, comparison: Document) -> None:
     """Add the fields of the environment records that differ; the first rows, and all that regressed or could not be
     judged, which come first; the verdict, and the command that measures what could not be judged."""
     page.line(f"{OUTCOMES[comparison['exit_code']]}: golden against tot")
@@ -273,7 +274,7 @@ def add_comparison(page: Page, comparison: Mapping[str, Any]) -> None:
         _add_hint(page, comparison)
 
 
-def _add_hint(page: Page, comparison: Mapping[str, Any]) -> None:
+def _add_hint(page: Page, comparison: Document) -> None:
     """Say how to judge the rows that could not be judged."""
     again = comparison["again"]
     bound = "" if comparison["rule_only"] else f" with --bound {AGAIN_BOUND:g}"

@@ -24,6 +24,7 @@ from orchestrator.errors import InputError
 from orchestrator.files.read import read_json
 from orchestrator.files.write import write_atomic
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
+from orchestrator.results import Document
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
 from orchestrator.tables.tuned import Key, key_of, number_of
@@ -161,7 +162,7 @@ class Recheck:
         counts = Counter(row.verdict for row in self.rows)
         return {verdict: counts[verdict] for verdict in get_args(Verdict) if counts[verdict]}
 
-    def to_json(self, key_names: Sequence[str]) -> dict[str, Any]:
+    def to_json(self, key_names: Sequence[str]) -> Document:
         """The document of `recheck --json`; `key_names`: of the family."""
         rows = [asdict(row) | {"key": dict(zip(key_names, row.key, strict=True))} for row in self.rows]
         return {**asdict(self), "counts": self.counts, "to_tune": len(self.to_tune), "rows": rows}
@@ -181,6 +182,8 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     for row in ledger.profile_rows():
         if row.shape in measured and not row.winner:
             _keep_fastest(measured[row.shape], _name_of(row), (_us(row), row))
+
+    # the drift of the session: the median row's time now over its time in the table
     ratios = []
     for shape, check in checks.items():
         us, _ = measured[shape].get(check.name, (math.inf, None))
@@ -225,6 +228,8 @@ def _check_row(
         if shape.state == "failed":
             why += f" ({shape.detail})"
         return CheckedRow(shape.key, "gone", kernel, check.us, why=why)
+
+    # against the table, and against the runners-up that were measured next to it
     rivals = [(us, name[0]) for name, (us, _) in measured.items() if name != check.name]
     by_us, by = min(rivals, key=itemgetter(0), default=(math.inf, ""))
     verdict: Verdict = "good"

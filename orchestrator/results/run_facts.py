@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.files.cells import cell, utc
 from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report
 from orchestrator.paths import RunPaths
+from orchestrator.results import Document
 from orchestrator.results.export import tuned_columns
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.policy import Newcomer
@@ -28,8 +28,8 @@ class RunFacts:
 
     def __init__(self, folder: Path) -> None:
         paths = RunPaths(folder)
-        self._run_fields: dict[str, Any] = {"source": str(folder)}
-        self._by_key: dict[Key, tuple[float, dict[str, Any]]] = {}
+        self._run_fields: Document = {"source": str(folder)}
+        self._by_key: dict[Key, tuple[float, Document]] = {}
         document = provenance_of(folder)
         if document:
             self._run_fields = {"run": str(document.get("run") or paths.run), "flags": document.get("options")}
@@ -40,7 +40,7 @@ class RunFacts:
             except OrchestratorError as e:
                 self._run_fields["note"] = f"the ledger could not be read: {e}"[:200]
 
-    def __call__(self, new: Newcomer) -> Mapping[str, Any]:
+    def __call__(self, new: Newcomer) -> Document:
         """The fields of its record. If its time is not that of the ledger's winner, only its place is known."""
         us, fields = self._by_key.get(new.key, (None, {}))
         if us is None or abs(us - new.us) > 1e-3 * new.us:
@@ -64,15 +64,14 @@ class RunFacts:
             if us is None:
                 continue
             info, device = infos.get((row.node, row.slot), ({}, {}))
+            # the spread of a noisy winner covers its first time too, as in profile.csv
             fields = _fields(row, info, device, reports.get(row.attempt, NO_REPORT), tuner)
             fields["spread"] = noisy.get(row.shape) or fields["spread"]
             fields["tried"], fields["failed"] = counts.get((row.attempt, row.shape), (None, None))
             self._by_key[key] = (us, fields)
 
 
-def _fields(
-    row: ProfileRow, info: Mapping[str, Any], slot_device: Mapping[str, Any], report: Report, tuner: str
-) -> dict[str, Any]:
+def _fields(row: ProfileRow, info: Document, slot_device: Document, report: Report, tuner: str) -> Document:
     """The fields of a winner. What its attempt reports of the device counts before what its slot reported last."""
     device = {**slot_device, **report.device}
     aiter = _object(device.get("aiter"))
@@ -103,5 +102,5 @@ def _fields(
     }
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: Any) -> Document:
     return value if isinstance(value, dict) else {}

@@ -28,6 +28,7 @@ from orchestrator.inventory.load import check_references, limit, load_inventory
 from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import masker
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.results import Document
 from worker.families import FAMILIES, Family, backend_of
 from worker.text import plural
 
@@ -70,7 +71,7 @@ class Step(NamedTuple):
     """A command that ended: its JSON document, and why it has no result. `cut`: why it was ended early, "" if it ended
     by itself. `run`: the folder of its run, if it made one."""
 
-    document: dict[str, Any]
+    document: Document
     why: str
     cut: str
     run: Path
@@ -84,7 +85,7 @@ class Step(NamedTuple):
         needs(rows, self.why)
         return rows
 
-    def slots(self, *, gpus: bool = False) -> list[dict[str, Any]]:
+    def slots(self, *, gpus: bool = False) -> list[Document]:
         """Reports of its slots that were ready. `gpus`: their workers must see a GPU. Raises NotTriedError."""
         path = self.run / "provenance.json"
         reports = []
@@ -138,7 +139,7 @@ class NodeTrial:
         path.write_text(yaml.safe_dump(document, sort_keys=False))
         return path
 
-    def gpus(self) -> dict[int, dict[str, Any]]:
+    def gpus(self) -> dict[int, Document]:
         """The facts of each GPU that the inventory lets us use. Raises NotTriedError if the node cannot be used."""
         step = self.step("nodes", "nodes check", "-i", self.whole)
         nodes: list[Any] = step.document.get("nodes") or []
@@ -364,7 +365,7 @@ def check_lists(trial: NodeTrial) -> Answer:
 @statement(11, "`verify` proves every row with AITER's operators.")
 def check_verify(trial: NodeTrial) -> Answer:
     step = trial.step("verify", "verify", "-i", trial.alone, "--table", trial.table(), "--family", A4W4.name)
-    answer: dict[str, Any] = next(iter(step.document.get("nodes", ())), {"why": step.why})
+    answer: Document = next(iter(step.document.get("nodes", ())), {"why": step.why})
     needs(not answer["why"], answer["why"])
     rows = answer["rows"]
     proofs = Counter(f"{r['verdict']}{'' if r['selected'] else ', not selected'} {r['why']}" for r in rows)
@@ -473,7 +474,7 @@ def check_cleaned(trial: NodeTrial) -> Answer:
     return not left, f"{plural(len(runs), 'run')}, of which {len(left)} left containers or locks"
 
 
-def tried(trial: NodeTrial) -> Iterator[dict[str, Any]]:
+def tried(trial: NodeTrial) -> Iterator[Document]:
     """Try every statement in turn, and yield it with its outcome. One that fails does not end the others."""
     for number, text, check in CHECKS:
         outcome = NOT_TRIED
@@ -503,7 +504,7 @@ def scrubber(trial: NodeTrial) -> Callable[[str], str]:
     """A function that replaces names of hosts, users, images and paths in a text; absolute paths and addresses even if
     nobody named them."""
     node = trial.node
-    facts: dict[str, Any] = {}
+    facts: Document = {}
     for checked in trial.steps["nodes"].document.get("nodes", ()):
         facts |= checked["facts"]
     places = (node.name, node.host, node.proxy_jump, socket.gethostname(), facts.get("host"))

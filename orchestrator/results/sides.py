@@ -197,6 +197,7 @@ def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataF
     faults."""
     where = escaped(str(path))
     faults = Faults(path)
+    # the header, and which of its columns mean what
     records = [(line, cells) for line, _, cells in islice(csv_records(path, None), MAX_LINES + 1) if any(cells)]
     if not records:
         raise InputError(f"{where}:1: is empty (columns: none)")
@@ -216,6 +217,7 @@ def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataF
             faults.add(f"has {len(cells)} cells, the header {len(names)}; was the file cut short?", line=line)
     faults.raise_as(InputError)
 
+    # the rows with a time; each keeps the number of its line as index, for the messages
     frame = pd.DataFrame(
         [cells for _, cells in lines], index=[line for line, _ in lines], columns=pd.Index(names), dtype=object
     )
@@ -227,6 +229,8 @@ def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataF
         if count:
             notes.append(f"{where}: left out {plural(int(count), 'row')} {why}")
     us = us.dropna()
+
+    # the kernel, the shape and the time of each
     timed = measured.loc[us.index].replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are the same
     rows = timed[[*columns.shape, *(name for name in (*CHIP, CONFIG) if name in names)]].assign(us=us)
     rows.insert(0, "kernel", _kernel_names(measured.loc[us.index], columns))
@@ -262,6 +266,7 @@ def _check_repeats(rows: pd.DataFrame, timed: pd.DataFrame, columns: _Columns, f
 
     `timed`: the same rows with all their columns, of which `run` or `repeat` numbers the repeats.
     """
+    # a file without numbers of runs lists the repeats one after the other
     groups = rows.groupby(["kernel", *columns.shape], sort=False)
     repeat = groups.cumcount()
     run = next((timed[name] for name in RUNS if name in timed), repeat)

@@ -17,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from orchestrator import clean
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.write import csv_text
+from orchestrator.results import Document
 from orchestrator.tables.tuned import kernel_of, number_of
 from worker.families import Family, backend_of
 
@@ -69,7 +70,7 @@ class VerifiedRow:
     def proven(self) -> bool:
         return self.selected and self.verdict == "ok"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         names = ("kernel", "selected", "verdict", "us", "tuned_us", "why")
         return self.key | {name: getattr(self, name) for name in names}
 
@@ -81,12 +82,12 @@ class Verified:
 
     node: str
     rows: list[VerifiedRow]
-    aiter: dict[str, Any] = field(default_factory=dict)
+    aiter: Document = field(default_factory=dict)
     why: str = ""
     code: int | None = None
     last: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """The answer in the document of `verify`."""
         rows = [row.to_json() for row in self.rows]
         return {"node": self.node, "why": self.why, "aiter": self.aiter, "code": self.code, "rows": rows}
@@ -126,7 +127,7 @@ class VerifyReader:
 
     def _read_document(self, text: str) -> None:
         """Read a line of the worker itself, not of AITER."""
-        document: dict[str, Any] = {}
+        document: Document = {}
         with suppress(ValueError, RecursionError):
             document = clean.document(json.loads(text))
         if "code" in document:
@@ -151,6 +152,7 @@ class VerifyReader:
         if kind:
             types["q_dtype_w"] = kind[1]
         kernel = _KERNEL.search(line)
+        # several rows of a table may have these sizes and differ in their types
         for row in self._by_numbers.get(sizes, ()):
             if kernel and kernel[1] not in ("", row.kernel):  # hipBLASLt's are not named
                 continue
@@ -182,11 +184,15 @@ class VerifyReader:
                 if _is_within(sizes, numbers):
                     rows += some
         waiting = [row for row in rows if row.verdict == "not run"]
-        typed = [row for row in waiting if all(v in line for v in row.key.values() if v.startswith("torch."))]
+        typed = [row for row in waiting if all(text in line for text in _types_of(row))]
         self._current = (typed or waiting)[:1]
         for row in self._current:
             row.verdict = _STATUS.get(result["status"], "error")
             row.us = number_of(result["us"])
+
+
+def _types_of(row: VerifiedRow) -> list[str]:
+    return [value for value in row.key.values() if value.startswith("torch.")]
 
 
 def _is_within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
@@ -258,6 +264,7 @@ def share_rows(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]
             kernel = f"\0{i}"
         groups.setdefault(kernel, []).append(i)
     shares: list[list[int]] = [[] for _ in range(slots)]
+    # the largest group first, each to the slot with the fewest rows
     for group in sorted(groups.values(), key=lambda group: (-len(group), group)):
         min(shares, key=len).extend(group)
     return [sorted(share) for share in shares]
