@@ -1,6 +1,6 @@
 """The document of `analyze`: the fastest valid row of each backend on each shape, speed-ups, share of the roofline.
 
-`measurements.py` finds and reads the files, `fastest_rows.py` reduces them, `output.py` shows the document. The
+`measurements.py` finds the files, `fastest_rows.py` reduces them, `output.py` shows the document. The
 published figures are `data/reference_fp4.csv`, with their source in its first lines.
 """
 

@@ -16,13 +16,8 @@ from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
 from orchestrator.families import backend_name
 from orchestrator.files.faults import escaped
-from orchestrator.results.measurements import (
-    US,
-    CleanLines,
-    InputTable,
-    chunks,
-    measurement_columns,
-)
+from orchestrator.results.measurement_csv import US, CleanLines, chunks, measurement_columns
+from orchestrator.results.measurements import InputTable
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from worker.families import Column, Family
 from worker.text import plural

@@ -96,10 +96,10 @@ class Step(NamedTuple):
             needs(all(report["worker"].get("gpus") for report in reports), "the workers see no GPU")
         return reports
 
-    def query(self, sql: str, *values: str) -> list[list[Any]]:
+    def query(self, sql: str) -> list[list[Any]]:
         """Rows of a query of its ledger, whose cells are JSON."""
         with LedgerReader.open_readonly(self.run / "ledger.db") as ledger:
-            return [[json.loads(cell or "{}") for cell in row] for row in ledger.query(sql, values)]
+            return [[json.loads(cell or "{}") for cell in row] for row in ledger.query(sql)]
 
     def log(self) -> str:
         """The text that its workers printed."""

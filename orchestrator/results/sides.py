@@ -25,7 +25,7 @@ from orchestrator.files.faults import Faults, escaped, shown
 from orchestrator.files.read import csv_records, read_bytes
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import ENV_FORMAT, MEASURED
-from orchestrator.results.measurements import read_header
+from orchestrator.results.measurement_csv import read_header
 from orchestrator.results.rocprof import is_rocprof, timings
 from orchestrator.tables.locate import locate
 from worker.families import FAMILIES, NULLS

@@ -74,7 +74,7 @@ class Recorded(NodeTrial):
 class Answers(Step):
     """A step whose ledger is its document."""
 
-    def query(self, sql: str, *values: str) -> list[list[Any]]:
+    def query(self, sql: str) -> list[list[Any]]:
         rows: list[list[Any]] = self.document[sql]
         return rows
 
