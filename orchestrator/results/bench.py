@@ -1,5 +1,7 @@
 """Results of a bench from its rows, one per shape, side and backend, and its files in the run folder.
 
+`settled_rows` chooses the rows that count, `join_runs` makes the results, and `BenchResults.write` writes the files:
+
 - bench.csv: a row per shape (and side), the runbook's columns first, then the other backends';
 - bench_runs.csv: a row per run, long;
 - NAME.csv and NAME.env.json for each side: the input of `compare`.
@@ -83,8 +85,8 @@ class BenchResults:
     def of_run(cls, ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> BenchResults:
         """The results of a run as its ledger is now; `options`: those of the run."""
         names = [side["name"] for side in options.get("sides", ())]
-        found = results(settled_rows(ledger), rule_of(options), names)
-        return cls(paths, ledger.family, found, environments(ledger, names), ledger.counts().total, ledger.failed())
+        results = join_runs(settled_rows(ledger), rule_of(options), names)
+        return cls(paths, ledger.family, results, environments(ledger, names), ledger.counts().total, ledger.failed())
 
     @property
     def at_fault(self) -> bool:
@@ -124,8 +126,9 @@ def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
     return rows
 
 
-def results(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> list[Result]:
-    """All results, by shape, side (in the order of `sides`) and backend (as they are usually listed).
+def join_runs(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> list[Result]:
+    """The results of all runs together, by shape, side (in the order of `sides`) and backend (as they are usually
+    listed).
 
     Rows of several passes are one result; a pass without a number leaves none to the whole.
     """
@@ -186,9 +189,9 @@ def rule_of(options: Mapping[str, Any]) -> Rule:
     return Rule(**{name: options[name] for name in ("runs", "extra", "within") if name in options})
 
 
-def fastest(found: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
+def fastest(results: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
     """The fastest measured backend of each (shape, side)."""
-    measured = (result for result in found if result.measured)
+    measured = (result for result in results if result.measured)
     return best(measured, lambda result: (result.shape, result.env), lambda result: result.us)
 
 
