@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.figure import Figure
-from orchestrator.results.compare import AGAIN_BOUND, OPEN, Floats, Rule, judge
+from orchestrator.results.verdicts import AGAIN_BOUND, OPEN, Floats, RegressionRule, judge
 
 Draw = Literal["same", "log", "even"]
 BATCH = 250
@@ -97,7 +97,7 @@ def rates(of: Simulated, tables: int, seed: int) -> Rates:
         regression = look["verdict"] == "regression"
         accused = regression.any(axis=1) | table["table_slower"]
         # as the rule is used by hand: on the means of all repeats
-        by_rule = (tot.mean(axis=2) > Rule().limit(golden.mean(axis=2))).any(axis=1)
+        by_rule = (tot.mean(axis=2) > RegressionRule().limit(golden.mean(axis=2))).any(axis=1)
         suspect = np.isin(look["verdict"], OPEN)
         slow, listed = regression[:, : of.changed].mean(axis=1), suspect[:, : of.changed].mean(axis=1)
         left_open = ~accused & suspect.any(axis=1)

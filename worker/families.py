@@ -153,6 +153,10 @@ class Family:
         ours = {c.aiter: c.name for c in self.columns if c.aiter}
         return tuple(ours.get(n, n) for n in names)
 
+    def named_key(self, key: Iterable[int | str]) -> dict[str, int | str]:
+        """A shape's key by column name, as `{"M": 16, "N": 512, "K": 128}`."""
+        return dict(zip(self.key_names, key, strict=True))
+
     def chip(self, gfx: str, cu_num: int) -> tuple[str, int]:
         """A chip as in the keys of the family's rows: cu_num is 0 if its tables do not have that column."""
         return gfx, cu_num if "cu_num" in self.chip_columns else 0

@@ -27,7 +27,7 @@ from orchestrator.errors import InputError
 from orchestrator.files.read import read_text
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths, create_run_folder, new_run_id
-from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
+from orchestrator.results.bench import BenchResults, environments, join_runs, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
 from worker.families import BATCHED
@@ -214,7 +214,7 @@ def run_passes(
     stacks: dict[str, dict[str, Any]] = {s.name: {} for s in compared}
 
     def so_far() -> BenchResults:
-        return BenchResults(root, first.family, results(rows, rule, list(stacks)), stacks, len(first.listed.shapes))
+        return BenchResults(root, first.family, join_runs(rows, rule, list(stacks)), stacks, len(first.listed.shapes))
 
     for number in range(rule.runs + rule.extra):
         if number >= rule.runs:

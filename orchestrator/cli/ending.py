@@ -20,7 +20,7 @@ from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.reasons import Reason
 from orchestrator.results.bench import BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
-from orchestrator.results.recheck import gains, noise_note
+from orchestrator.results.gain import gains, noise_note
 from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words
@@ -118,7 +118,8 @@ def _merge(config: RunConfig, paths: RunPaths) -> tuple[MergeReport | None, Inpu
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
     from orchestrator.files.write import write_atomic
-    from orchestrator.results.export import RunFacts, candidates, winners
+    from orchestrator.results.export import candidates, winners
+    from orchestrator.results.run_facts import RunFacts
     from orchestrator.tables.merge import merge
 
     try:

@@ -89,7 +89,7 @@ def merge(
 
     The old table is kept; `db undo` restores it.
     """
-    from orchestrator.results.export import RunFacts
+    from orchestrator.results.run_facts import RunFacts
     from orchestrator.tables import locate, merge
 
     opened = locate.open_sources(new, profile or [], into, family, RunFacts)

@@ -143,7 +143,7 @@ def selftest(
         raise InputError(f"{out}: {what}: name another file with -o")
     of.node_of(inventory, node)
     folder, rows = create_run_folder(runs.absolute(), f"selftest-{new_run_id(time.time())}").root, list[Any]()
-    trial = of.Trial(folder, inventory, node, 60.0 * minutes - of.ENDING_S)
+    trial = of.NodeTrial(folder, inventory, node, 60.0 * minutes - of.ENDING_S)
     before = signal.signal(signal.SIGINT, trial.interrupt)
     try:
         for row in of.tried(trial):

@@ -177,7 +177,8 @@ def compare(
     """
     from orchestrator.files.write import refuse_overwriting, write_output
     from orchestrator.results import comparison, output
-    from orchestrator.results.compare import Rule
+    from orchestrator.results.sides import read_sides
+    from orchestrator.results.verdicts import RegressionRule
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")
@@ -191,8 +192,8 @@ def compare(
         raise InputError(f"--bound {bound:g}: is not above 0 and at most 1")
     if json_ and markdown == "-":
         raise InputError("--json and --markdown - both want standard output: give --markdown a file")
-    thresholds = Rule.parse(rule, ignore_below)
-    a, b = comparison.read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
+    thresholds = RegressionRule.parse(rule, ignore_below)
+    a, b = read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
     page = Path(markdown) if markdown not in (None, "-") else None
     written = [p for p in (out, again, page) if p]
     refuse_overwriting([*a.files, *b.files], written)
@@ -231,7 +232,8 @@ def gain(
     GEMM time before and after, with its spread: the bound of what can be won end to end.
     """
     from orchestrator.ledger.reader import LedgerReader
-    from orchestrator.results import recheck
+    from orchestrator.results.gain import gain as gain_of
+    from orchestrator.results.gain import times_before
     from orchestrator.shapes.aiter_log import read_calls
     from orchestrator.shapes.model import describe
 
@@ -239,7 +241,7 @@ def gain(
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
         calls = read_calls(workload, family)
-        found = recheck.gain(ledger, calls, recheck.times_before(paths, ledger, before, family), family)
+        found = gain_of(ledger, calls, times_before(paths, ledger, before, family), family)
     if not found.rows:
         raise InputError(
             f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload} has a time before the run; name the"
@@ -407,7 +409,7 @@ def publish(
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
     from orchestrator.configs.merge import to_publish
-    from orchestrator.results.export import RunFacts
+    from orchestrator.results.run_facts import RunFacts
     from orchestrator.tables.publish import default_branch
     from orchestrator.tables.publish import publish as make
 

@@ -29,7 +29,7 @@ from orchestrator.report.measured import (
     shape_rows,
 )
 from orchestrator.results.export import measured_on, unpromised
-from orchestrator.results.recheck import noise_note
+from orchestrator.results.gain import noise_note
 from orchestrator.tables.tuned import Key, read_table
 from orchestrator.view.status import GOING, RunHeader, awaited, flag_words, flags, sessions_until, state_now, time_left
 from orchestrator.view.words import (

@@ -1,5 +1,7 @@
 """Results of a bench from its rows, one per shape, side and backend, and its files in the run folder.
 
+`settled_rows` chooses the rows that count, `join_runs` makes the results, and `BenchResults.write` writes the files:
+
 - bench.csv: a row per shape (and side), the runbook's columns first, then the other backends';
 - bench_runs.csv: a row per run, long;
 - NAME.csv and NAME.env.json for each side: the input of `compare`.
@@ -10,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from orchestrator.files.cells import no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
+from orchestrator.results import Document
 from orchestrator.tables.tuned import best
 from worker.families import BENCHED, Family
 from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts
@@ -29,8 +32,9 @@ MEASURED = ("ok", "unstable", "short")
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
 ENV_FORMAT = 1
-_NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
-"""The facts of a side, by the names of environment records (docs/reference/files.md)."""
+_RECORD_NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
+"""The names of a side's facts in its environment record (docs/reference/files.md), where they differ."""
+_NOT_IN_RECORD = ("hosts", "python_path", "image", "threads", "variables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class BenchResults:
     paths: RunPaths
     family: Family
     found: list[Result]
-    stacks: Mapping[str, dict[str, Any]]
+    stacks: Mapping[str, Document]
     total: int
     failed: Sequence[ShapeState] = ()
 
@@ -81,75 +85,103 @@ class BenchResults:
     def of_run(cls, ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> BenchResults:
         """The results of a run as its ledger is now; `options`: those of the run."""
         names = [side["name"] for side in options.get("sides", ())]
-        found = results(settled_rows(ledger), rule_of(options), names)
-        return cls(paths, ledger.family, found, environments(ledger, names), ledger.counts().total, ledger.failed())
+        results = join_runs(settled_rows(ledger), rule_of(options), names)
+        return cls(paths, ledger.family, results, environments(ledger, names), ledger.counts().total, ledger.failed())
 
     @property
     def at_fault(self) -> bool:
         """True where a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
-        return any(not r.measured and r.status not in HARMLESS for r in self.found)
+        return any(not result.measured and result.status not in HARMLESS for result in self.found)
 
     @property
     def measured(self) -> int:
         """Shapes with a number."""
-        return len({r.shape for r in self.found if r.measured})
+        return len({result.shape for result in self.found if result.measured})
 
     def write(self) -> None:
         """Write all files. Raises OSError."""
-        _write(self.paths.bench, wide(self.found, self.family))
-        _write(self.paths.bench_runs, long(self.found, self.family))
-        measured = {r.env for r in self.found}
-        for side, env in enumerate(self.stacks, 1):
-            if env and env in measured:
-                _write(self.paths.root / f"{env}.csv", compared(self.found, self.family, env))
-                text = json.dumps(record(self.paths, env, side, self.stacks[env], self.found), indent=1) + "\n"
-                write_atomic(self.paths.root / f"{env}.env.json", text)
+        _write(self.paths.bench, _bench_rows(self.found, self.family))
+        _write(self.paths.bench_runs, _run_rows(self.found, self.family))
+        for number, (side, stack) in enumerate(self.stacks.items(), 1):
+            results = [result for result in self.found if result.env == side]
+            if not side or not results:
+                continue
+            measured = [result for result in results if result.measured]
+            _write(self.paths.root / f"{side}.csv", _side_rows(measured, self.family))
+            record = environment_record(self.paths.run, side, number, stack, measured)
+            write_atomic(self.paths.root / f"{side}.env.json", json.dumps(record, indent=1) + "\n")
 
 
 def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
     """The rows that count. Of a shape that was tried several times the settling attempt counts, else the last that has
     rows: runs of two attempts are never mixed."""
-    settled = {s.id: s.attempt for s in ledger.shapes() if s.state == "tuned" and s.attempt}
-    rows: dict[int, dict[str, list[ProfileRow]]] = {}
+    by_attempt: dict[int, dict[str, list[ProfileRow]]] = {}
     for row in ledger.profile_rows():
-        rows.setdefault(row.shape, {}).setdefault(row.attempt, []).append(row)
-    return [
-        row for shape in sorted(rows) for row in rows[shape].get(settled.get(shape, ""), [*rows[shape].values()][-1])
-    ]
+        by_attempt.setdefault(row.shape, {}).setdefault(row.attempt, []).append(row)
+    settling = {shape.id: shape.attempt for shape in ledger.shapes() if shape.state == "tuned"}
+    rows = []
+    for shape, attempts in sorted(by_attempt.items()):
+        last = next(reversed(attempts.values()))
+        rows += attempts.get(settling.get(shape, ""), last)
+    return rows
 
 
-def results(rows: Iterable[ProfileRow], rule: Rule, envs: Sequence[str]) -> list[Result]:
-    """All results, by shape, side (in the order of `envs`) and backend (as they are usually listed).
+def join_runs(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> list[Result]:
+    """The results of all runs together, by shape, side (in the order of `sides`) and backend (as they are usually
+    listed).
 
     Rows of several passes are one result; a pass without a number leaves none to the whole.
     """
     groups: dict[tuple[tuple[int | str, ...], str, str], list[ProfileRow]] = {}
     for row in rows:
         groups.setdefault((row.key, str(row.row.get("env", "")), str(row.row["libtype"])), []).append(row)
-    shapes = {key: i for i, key in enumerate(dict.fromkeys(key for key, _, _ in groups), start=1)}
-    order = list(dict.fromkeys((*envs, *(env for _, env, _ in groups), *BENCHED)))
-    out = [_result(shapes[key], env, backend, mine, rule) for (key, env, backend), mine in groups.items()]
-    place = {backend: i for i, backend in enumerate(BENCHED)}
-    return sorted(out, key=lambda r: (r.shape, order.index(r.env), place.get(r.backend, len(place))))
+    shapes: dict[tuple[int | str, ...], int] = {}
+    order = list(sides)
+    joined = []
+    for (key, side, backend), group in groups.items():
+        shape = shapes.setdefault(key, len(shapes) + 1)
+        if side not in order:
+            order.append(side)
+        joined.append(_join(shape, side, backend, group, rule))
+    usual = {backend: i for i, backend in enumerate(BENCHED)}
+    return sorted(joined, key=lambda r: (r.shape, order.index(r.env), usual.get(r.backend, len(usual))))
 
 
-def _result(shape: int, env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:
-    runs = {int(r.row["run"]): r for r in rows if r.row.get("run") and r.us > 0 and r.status == "ok"}
-    bad = next((r for r in rows if r.status != "ok"), None)
-    last = bad or rows[-1]
-    out = Result(
-        shape, last.key, env, backend, last.status if bad else "short", err=last.row.get("errRatio"),
-        op=str(last.row.get("op", "")), kernel=last.kernel_name, timer=str(last.row.get("timer", "")),
-        detail=last.row["detail"], node=last.node, slot=last.slot, runs=tuple((n, runs[n].us) for n in sorted(runs)),
+def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:
+    """The result of a backend from the rows of its runs. A row with another status than ok decides for the whole."""
+    runs = {int(row.row["run"]): row for row in rows if row.row.get("run") and row.us > 0 and row.status == "ok"}
+    failed = next((row for row in rows if row.status != "ok"), None)
+    last = failed or rows[-1]
+    result = Result(
+        shape,
+        last.key,
+        side,
+        backend,
+        status=failed.status if failed else "short",
+        err=last.row.get("errRatio"),
+        op=str(last.row.get("op", "")),
+        kernel=last.kernel_name,
+        timer=str(last.row.get("timer", "")),
+        detail=last.row["detail"],
+        node=last.node,
+        slot=last.slot,
+        runs=tuple((number, row.us) for number, row in sorted(runs.items())),
         aiter_config=str(last.row.get("aiter_config", "")),
-    )  # fmt: skip
-    if bad is not None or not runs:
-        return out
-    mean, one = mean_of_runs([us for _, us in out.runs], rule), next(iter(runs.values()))
-    tflops, bw = (one.row.get(name, 0.0) * one.us / mean.us for name in ("tflops", "bw"))
+    )
+    if failed or not runs:
+        return result
+    # a row's tflops and bw are those of its own time: scale them to the mean
+    mean = mean_of_runs([us for _, us in result.runs], rule)
+    first = next(iter(runs.values()))
     return replace(
-        out, status=mean.status, us=mean.us, tflops=tflops, bw=bw, spread=mean.spread, samples=mean.taken
-    )  # fmt: skip
+        result,
+        status=mean.status,
+        us=mean.us,
+        tflops=first.row.get("tflops", 0.0) * first.us / mean.us,
+        bw=first.row.get("bw", 0.0) * first.us / mean.us,
+        spread=mean.spread,
+        samples=mean.taken,
+    )
 
 
 def rule_of(options: Mapping[str, Any]) -> Rule:
@@ -157,103 +189,140 @@ def rule_of(options: Mapping[str, Any]) -> Rule:
     return Rule(**{name: options[name] for name in ("runs", "extra", "within") if name in options})
 
 
-def fastest(found: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
+def fastest(results: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
     """The fastest measured backend of each (shape, side)."""
-    return best((r for r in found if r.measured), lambda r: (r.shape, r.env), lambda r: r.us)
+    measured = (result for result in results if result.measured)
+    return best(measured, lambda result: (result.shape, result.env), lambda result: result.us)
 
 
-def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
+def redacted(options: Mapping[str, Any]) -> Document:
     """The options of a bench for the record: hashes in place of the text of files."""
-    return with_texts(
-        options, lambda text: text if is_reference(text) else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
-    )
+
+    def redact(text: str) -> str:
+        return text if is_reference(text) else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+    return with_texts(options, redact)
 
 
-def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
+def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of bench.csv.
 
     `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
     """
-    backends = list(dict.fromkeys(r.backend for r in found))
-    names = {b: b for b in backends} | {owner: name for name, owner in AITERS.items()}
-    numbers = [f"{b}_{unit}" for b in backends if b not in AITERS.values() for unit in ("tflops", "us")]
-    about = [f"{names[b]}_{what}" for b in backends for what in ("spread", "samples", "status")]
-    more = [*(c for c in family.key_names if c not in RUNBOOK), *(["env"] if any(r.env for r in found) else [])]
-    header = [*RUNBOOK, *more, *numbers, *about, "fastest", "node"]
-    absent = {c: 0 if c.endswith("_samples") else "" for c in header} | dict.fromkeys([*RUNBOOK[3:], *numbers], "0.0")
-    won, rows = fastest(found), dict[tuple[int, str], dict[str, Any]]()
-    for r in found:
-        name, at = names[r.backend], (r.shape, r.env)
-        row = rows.setdefault(at, dict(absent))
-        row |= {**dict(zip(family.key_names, r.key, strict=True)), "env": r.env, "node": row["node"] or r.node}
-        row |= {f"{name}_spread": f"{r.spread:.4f}", f"{name}_samples": r.samples, f"{name}_status": r.status}
-        row["fastest"] = won[at].backend if at in won else ""
-        if r.measured:
-            tflops = f"{r.tflops:.1f}" if r.tflops >= 100 else f"{r.tflops:.4g}"
-            row |= {f"{name}_tflops": tflops, f"{name}_us": f"{r.us:.4f}"}
+    # the columns: those of the runbook, then what the backends of this bench add
+    runbook_names = {owner: name for name, owner in AITERS.items()}
+    figures = []
+    judgements = []
+    for backend in dict.fromkeys(result.backend for result in results):
+        name = runbook_names.get(backend, backend)
+        judgements += [f"{name}_spread", f"{name}_samples", f"{name}_status"]
+        if backend not in runbook_names:
+            figures += [f"{backend}_tflops", f"{backend}_us"]
+    more = [column for column in family.key_names if column not in RUNBOOK]
+    if any(result.env for result in results):
+        more.append("env")
+    header = [*RUNBOOK, *more, *figures, *judgements, "fastest", "node"]
+    absent: Document = {column: 0 if column.endswith("_samples") else "" for column in header}
+    absent |= dict.fromkeys([*RUNBOOK[3:], *figures], "0.0")
+
+    # a row for each shape and side, filled from the results of its backends
+    winners = fastest(results)
+    rows: dict[tuple[int, str], Document] = {}
+    for result in results:
+        place = (result.shape, result.env)
+        row = rows.setdefault(place, dict(absent))
+        row |= family.named_key(result.key)
+        row["env"] = result.env
+        row["node"] = row["node"] or result.node
+        if place in winners:
+            row["fastest"] = winners[place].backend
+        name = runbook_names.get(result.backend, result.backend)
+        row[f"{name}_spread"] = f"{result.spread:.4f}"
+        row[f"{name}_samples"] = result.samples
+        row[f"{name}_status"] = result.status
+        if result.measured:
+            row[f"{name}_tflops"] = f"{result.tflops:.1f}" if result.tflops >= 100 else f"{result.tflops:.4g}"
+            row[f"{name}_us"] = f"{result.us:.4f}"
     yield header
-    yield from ([row[c] for c in header] for row in rows.values())
+    for row in rows.values():
+        yield [row[column] for column in header]
 
 
-def long(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
+def _run_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of bench_runs.csv: a row per run; one of us 0 where a backend has none."""
-    rest = [c for c in family.key_names if c not in ("M", "N", "K")]
-    about = ("run", "env", "status", "op", "kernelName", "errRatio", "timer", "slot", "detail")
-    yield ["M", "N", "K", "backend", "us", "tflops", "node", *rest, *about]
-    for r in found:
-        key = dict(zip(family.key_names, r.key, strict=True))
-        for number, us in r.runs or ((0, 0.0),):
+    more = [column for column in family.key_names if column not in ("M", "N", "K")]
+    measurement = ("run", "env", "status", "op", "kernelName", "errRatio", "timer", "slot", "detail")
+    yield ["M", "N", "K", "backend", "us", "tflops", "node", *more, *measurement]
+    for result in results:
+        key = family.named_key(result.key)
+        sizes = [key[column] for column in ("M", "N", "K")]
+        for number, us in result.runs or ((0, 0.0),):
             tflops = family.flops(key) / us / 1e6 if us > 0 else 0.0
             yield [
-                key["M"], key["N"], key["K"], r.backend, f"{us:.4f}", f"{tflops:.4f}", r.node, *(key[c] for c in rest),
-                number, r.env, r.status, r.op, no_formula(r.kernel), "" if r.err is None else r.err, r.timer, r.slot,
-                no_formula(r.detail),
+                *sizes, result.backend, f"{us:.4f}", f"{tflops:.4f}", result.node, *(key[column] for column in more),
+                number, result.env, result.status, result.op, no_formula(result.kernel),
+                "" if result.err is None else result.err, result.timer, result.slot, no_formula(result.detail),
             ]  # fmt: skip
 
 
-def compared(found: Sequence[Result], family: Family, env: str) -> Iterable[Sequence[Any]]:
+def _side_rows(measured: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of a side's file for `compare`: `kernel`, the key, `us`, `run`, of config sets also
     `aiter_config`; only what was measured.
 
     Equal `run` numbers of two sides were measured side by side.
     """
-    mine = [r for r in found if r.env == env and r.measured]
-    configs = any(r.aiter_config for r in mine)
-    yield ["kernel", *family.key_names, "us", "run", *(["aiter_config"] if configs else [])]
-    for r in mine:
-        for number, us in r.runs:
-            more = [no_formula(r.aiter_config)] if configs else []
-            yield [f"{r.backend}/{r.op}", *r.key, f"{us:.4f}", number, *more]
+    header = ["kernel", *family.key_names, "us", "run"]
+    has_configs = any(result.aiter_config for result in measured)
+    if has_configs:
+        header.append("aiter_config")
+    yield header
+    for result in measured:
+        for number, us in result.runs:
+            row = [f"{result.backend}/{result.op}", *result.key, f"{us:.4f}", number]
+            if has_configs:
+                row.append(no_formula(result.aiter_config))
+            yield row
 
 
-def record(paths: RunPaths, env: str, side: int, stack: Mapping[str, Any], found: Sequence[Result]) -> dict[str, Any]:
+def environment_record(
+    session: str, side: str, number: int, stack: Mapping[str, Any], measured: Sequence[Result]
+) -> Document:
     """Return the environment record of one side: measured in turn with the others of the same `session`.
 
-    `side` is its number in the order of `--env`, from 1. `compare` refuses a golden side that came after the tot side.
+    `number` counts the sides in the order of `--env`, from 1. `compare` refuses a golden side that came after the tot
+    side.
     """
-    mine = [r for r in found if r.env == env and r.measured]
-    where = {n: " | ".join(sorted({str(getattr(r, n)) for r in mine})) for n in ("node", "slot", "timer")}
-    left_out = ("hosts", "python_path", "image", "threads", "variables")
-    facts = {_NAMES.get(n, n): v for n, v in stack.items() if n not in left_out}
-    if given := stack.get("variables"):
-        facts["switches"] = {**facts.get("switches", {}), **given}
-        facts["under_test"] = " ".join(f"switches.{name}" for name in given)
     place = stack.get("image") or stack.get("python_path")
-    named = f"{env} ({place})" if place else env
-    head = {"format": ENV_FORMAT, "env": named, "captured": utc(time.time())}
-    return {**head, "order": "interleaved", "session": paths.run, "side": side, **where, **facts}
+    record: Document = {
+        "format": ENV_FORMAT,
+        "env": f"{side} ({place})" if place else side,
+        "captured": utc(time.time()),
+        "order": "interleaved",
+        "session": session,
+        "side": number,
+    }
+    for name in ("node", "slot", "timer"):
+        record[name] = " | ".join(sorted({str(getattr(result, name)) for result in measured}))
+    record |= {_RECORD_NAMES.get(name, name): value for name, value in stack.items() if name not in _NOT_IN_RECORD}
+    variables = stack.get("variables")
+    if variables:
+        record["switches"] = {**record.get("switches", {}), **variables}
+        record["under_test"] = " ".join(f"switches.{name}" for name in variables)
+    return record
 
 
-def environments(ledger: LedgerReader, envs: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return the versions of each environment by name, in the order of `envs`; `hosts`: slots it was measured on."""
-    out: dict[str, dict[str, Any]] = {name: {"hosts": []} for name in envs}
+def environments(ledger: LedgerReader, sides: Sequence[str] = ()) -> dict[str, Document]:
+    """Return the versions of each environment by name, in the order of `sides`; `hosts`: slots it was measured on."""
+    stacks: dict[str, Document] = {name: {"hosts": []} for name in sides}
     for slot in ledger.slots():
         for name, facts in (slot.device.get("bench") or {}).items():
-            if isinstance(facts, dict):
-                known = out.setdefault(str(name), {"hosts": []})
-                known |= {n: value for n, value in facts.items() if n not in known}
-                known["hosts"].append({"node": slot.node, "slot": slot.slot, "device": slot.device.get("device", "")})
-    return out
+            if not isinstance(facts, dict):
+                continue
+            stack = stacks.setdefault(str(name), {"hosts": []})
+            for fact, value in facts.items():
+                stack.setdefault(fact, value)
+            stack["hosts"].append({"node": slot.node, "slot": slot.slot, "device": slot.device.get("device", "")})
+    return stacks
 
 
 def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:

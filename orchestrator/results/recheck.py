@@ -1,41 +1,41 @@
-"""Times then and now: the recheck of a tuned table on another build, and a run's gain over the calls of a workload.
+"""The recheck of a tuned table on another build: the kernels to measure, and the verdict on each row.
 
-A recheck measures each row's kernel and its runners-up, and does not search. A row is `gone` if its kernel is wrong or
-does not run there. It is `slower` if it got slower than the median row by more than a tolerance; the median takes out
-the clocks, which differ between sessions. It is `overtaken` if a runner-up, measured next to it, beats it by more than
-the noise of a merge. Only these rows are worth tuning again.
+`rows_to_check` chooses each row's kernel and its runners-up, `write_rows` keeps them for the run that measures them
+without a search (`kernels_to_check`), and `judge` compares the run's times with those of the table.
+
+A row is `gone` if its kernel is wrong or does not run there. It is `slower` if it got slower than the median row by
+more than a tolerance; the median takes out the clocks, which differ between sessions. It is `overtaken` if a runner-up,
+measured next to it, beats it by more than the noise of a merge. Only these rows are worth tuning again.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.families import grid_point
 from orchestrator.files.read import read_json
 from orchestrator.files.write import write_atomic
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
-from orchestrator.paths import RunPaths
-from orchestrator.shapes.model import NOW, numbers
-from orchestrator.shapes.reader import read_shapes
+from orchestrator.results import Document
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
+from orchestrator.tables.tuned import Key, key_of, number_of
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.spec import MAX_WORD
-from worker.text import and_more, plural
 
 FEW = 5
 """With fewer measured rows than this, their median does not count as the difference of the sessions."""
 Verdict = Literal["good", "gone", "slower", "overtaken", "not measured"]
+T = TypeVar("T")
 Named = tuple[str, str]
 """Name and splitK, which identify a kernel in every build."""
 
@@ -49,6 +49,11 @@ class RowToCheck:
     us: float
     known: int
 
+    @property
+    def name(self) -> Named:
+        """Name and splitK of its own kernel."""
+        return self.kernels[0].name, self.kernels[0].split
+
 
 def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
     """The rows of a table by key (gfx, cu_num, ...), each with the runners-up in its profiles, at most `runners`.
@@ -57,22 +62,28 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
     if family.two_stages:
         raise InputError(f"a row of {family.name} is a pair of kernels, which recheck cannot measure: tune it again")
     table = {key_of(cells, family): cells for cells in sources.newcomers() if (number_of(cells["us"]) or 0.0) > 0}
-    measured = (
-        (key_of(cells, family), _kernel(cells, family), number_of(cells["us"]) or 0.0)
-        for cells in sources.beside()
-        if cells.get("status", "ok") == "ok"
-    )
-    some = (m for m in measured if m[0] in table and m[1].name and m[2] > 0)
-    fastest = best(some, lambda m: (m[0], m[1].name, m[1].split), lambda m: m[2])
-    beside: dict[Key, list[TableKernel]] = {}
-    for key, kernel, _ in sorted(fastest.values(), key=lambda m: (m[2], m[1])):
-        beside.setdefault(key, []).append(kernel)
-    out = {}
+    measured: dict[Key, dict[Named, tuple[float, TableKernel]]] = {key: {} for key in table}
+    for cells in sources.beside():
+        if cells.get("status", "ok") != "ok":
+            continue
+        key = key_of(cells, family)
+        kernel = _kernel(cells, family)
+        us = number_of(cells["us"]) or 0.0
+        if key in measured and kernel.name and us > 0:
+            _keep_fastest(measured[key], (kernel.name, kernel.split), (us, kernel))
+    checks = {}
     for key, cells in table.items():
-        own = _kernel(cells, family)
-        others = [k for k in beside.get(key, ()) if (k.name, k.split) != (own.name, own.split)]
-        out[key] = RowToCheck((own, *others[:runners]), float(cells["us"]), 1 + len(others))
-    return out
+        kernel = _kernel(cells, family)
+        measured[key].pop((kernel.name, kernel.split), None)
+        others = [other for _, other in sorted(measured[key].values())]
+        checks[key] = RowToCheck((kernel, *others[:runners]), float(cells["us"]), 1 + len(others))
+    return checks
+
+
+def _keep_fastest(kernels: dict[Named, tuple[float, T]], name: Named, measurement: tuple[float, T]) -> None:
+    """Keep a measurement (us, its row) of a kernel, unless an earlier one is as fast."""
+    if name not in kernels or measurement[0] < kernels[name][0]:
+        kernels[name] = measurement
 
 
 def chip_of_rows(rows: Mapping[Key, object], gfx: str, cu_num: int) -> tuple[int | str, int | str]:
@@ -83,21 +94,37 @@ def chip_of_rows(rows: Mapping[Key, object], gfx: str, cu_num: int) -> tuple[int
 
 
 def _kernel(cells: Mapping[str, str], family: Family) -> TableKernel:
-    number = cells.get(dict(family.renames).get("kernelId", "kernelId"), "")
-    name, split = cells.get("kernelName", ""), number_of(cells.get("splitK", "")) or 0
-    return TableKernel(backend_of(family.name, cells), number, "" if name in NULLS else name[:MAX_WORD], f"{split:g}")
+    column = dict(family.renames).get("kernelId", "kernelId")
+    name = cells.get("kernelName", "")
+    split = number_of(cells.get("splitK", "")) or 0
+    if name in NULLS:
+        name = ""
+    return TableKernel(backend_of(family.name, cells), cells.get(column, ""), name[:MAX_WORD], f"{split:g}")
 
 
 def write_rows(path: Path, table: str, rows: Mapping[int, RowToCheck], slower: float) -> None:
-    """Write the rows that a run checks, by shape id. `slower`: the tolerance, as a share."""
-    checked = {i: {"us": r.us, "kernels": r.kernels} for i, r in rows.items()}
+    """Write the rows that a run checks, by shape id. `slower`: the tolerance, as a share.
+
+    The file holds `{"table": "tuned.csv", "slower": 0.05, "rows": {"1": {"us": 9.9, "kernels": [["ck", "7", "name",
+    "0"], ...]}}}`.
+    """
+    checked = {shape: {"us": row.us, "kernels": row.kernels} for shape, row in rows.items()}
     write_atomic(path, json.dumps({"table": table, "slower": slower, "rows": checked}) + "\n")
+
+
+def _read_rows(document: Mapping[str, Any]) -> dict[int, RowToCheck]:
+    rows = {}
+    for shape, row in document["rows"].items():
+        kernels = tuple(TableKernel(*cells) for cells in row["kernels"])
+        rows[int(shape)] = RowToCheck(kernels, row["us"], len(kernels))
+    return rows
 
 
 def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
     """The only kernels to measure for each shape; {} if the run is not a recheck."""
-    rows = read_json(path)["rows"] if path.exists() else {}
-    return {int(i): [TableKernel(*k) for k in r["kernels"]] for i, r in rows.items()}
+    if not path.exists():
+        return {}
+    return {shape: list(row.kernels) for shape, row in _read_rows(read_json(path)).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,46 +154,53 @@ class Recheck:
     @property
     def to_tune(self) -> list[CheckedRow]:
         """Rows that are not good."""
-        return [r for r in self.rows if r.verdict != "good"]
+        return [row for row in self.rows if row.verdict != "good"]
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of rows by verdict, without zeros."""
-        return {v: n for v in get_args(Verdict) if (n := sum(r.verdict == v for r in self.rows))}
+        counts = Counter(row.verdict for row in self.rows)
+        return {verdict: counts[verdict] for verdict in get_args(Verdict) if counts[verdict]}
 
-    def to_json(self, key_names: Sequence[str]) -> dict[str, Any]:
+    def to_json(self, key_names: Sequence[str]) -> Document:
         """The document of `recheck --json`; `key_names`: of the family."""
-        rows = [{**asdict(r), "key": dict(zip(key_names, r.key, strict=True))} for r in self.rows]
+        rows = [asdict(row) | {"key": dict(zip(key_names, row.key, strict=True))} for row in self.rows]
         return {**asdict(self), "counts": self.counts, "to_tune": len(self.to_tune), "rows": rows}
 
 
 def slot_seconds(ledger: LedgerReader) -> float:
     """Seconds of slots that all attempts of a run took, with the starts of their tuners."""
-    return sum(a.seconds for a in ledger.replayed.attempts.values()) + ledger.spent().get("start", 0.0)
+    attempts = ledger.replayed.attempts.values()
+    return sum(attempt.seconds for attempt in attempts) + ledger.spent().get("start", 0.0)
 
 
 def judge(ledger: LedgerReader, path: Path) -> Recheck:
     """Judge the rows of a recheck by its run's measurements. `path`: the file of `write_rows`."""
     document = read_json(path)
-    wanted = {int(i): r for i, r in document["rows"].items()}
-    candidates = (row for row in ledger.profile_rows() if not row.winner and row.shape in wanted)
-    measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
-    for (shape, named), row in best(candidates, lambda r: (r.shape, _named(r)), _us).items():
-        measured[shape][named] = row
-    names: dict[int, Named] = {i: (r["kernels"][0][2], r["kernels"][0][3]) for i, r in wanted.items()}
-    rows_now = {i: measured[i][name] for i, name in names.items() if name in measured[i]}
-    ratios = [_us(row) / wanted[i]["us"] for i, row in rows_now.items() if _us(row) != math.inf]
+    checks = _read_rows(document)
+    measured: dict[int, dict[Named, tuple[float, ProfileRow]]] = {shape: {} for shape in checks}
+    for row in ledger.profile_rows():
+        if row.shape in measured and not row.winner:
+            _keep_fastest(measured[row.shape], _name_of(row), (_us(row), row))
+
+    # the drift of the session: the median row's time now over its time in the table
+    ratios = []
+    for shape, check in checks.items():
+        us, _ = measured[shape].get(check.name, (math.inf, None))
+        if us != math.inf:
+            ratios.append(us / check.us)
     drift = median(ratios) if len(ratios) >= FEW else 1.0
-    winners = {w.shape: _named(w) for w in ledger.winners()}
-    rows = tuple(
-        _judged(s, wanted[s.id]["us"], names[s.id], measured[s.id], winners.get(s.id), drift * (1 + document["slower"]))
-        for s in ledger.shapes()
-        if s.id in wanted
-    )
-    return Recheck(document["table"], rows, drift, slot_seconds(ledger))
+    most = drift * (1 + document["slower"])
+    winners = {winner.shape: _name_of(winner) for winner in ledger.winners()}
+    rows = [
+        _check_row(shape, checks[shape.id], measured[shape.id], winners.get(shape.id), most)
+        for shape in ledger.shapes()
+        if shape.id in checks
+    ]
+    return Recheck(document["table"], tuple(rows), drift, slot_seconds(ledger))
 
 
-def _named(row: ProfileRow) -> Named:
+def _name_of(row: ProfileRow) -> Named:
     return row.kernel_name, str(row.row.get("splitK", 0))
 
 
@@ -174,135 +208,35 @@ def _us(row: ProfileRow) -> float:
     return row.us if row.us > 0 and row.status == "ok" else math.inf
 
 
-def _judged(
-    s: ShapeState, then: float, own: Named, measured: Mapping[Named, ProfileRow], won: Named | None, most: float
+def _check_row(
+    shape: ShapeState,
+    check: RowToCheck,
+    measured: Mapping[Named, tuple[float, ProfileRow]],
+    winner: Named | None,
+    most: float,
 ) -> CheckedRow:
-    """The verdict on one row. `won`: the run's winner of the shape. `most`: the row is slower if time now over time
+    """The verdict on one row. `winner`: the run's winner of the shape. `most`: the row is slower if time now over time
     then is above this."""
-    if s.state == "pending":
-        return CheckedRow(s.key, "not measured", own[0], then)
-    mine = measured.get(own)
-    if mine is None or _us(mine) == math.inf:
-        why = f"{mine.status}: {mine.row['detail']}" if mine else "this build has no such kernel, or cannot run it"
-        why += f" ({s.detail})" if s.state == "failed" else ""
-        return CheckedRow(s.key, "gone", own[0], then, why=why)
-    now = mine.us
-    by, by_us = min(
-        ((n[0], _us(r)) for n, r in measured.items() if n != own), key=lambda b: b[1], default=("", math.inf)
-    )
+    kernel, _ = check.name
+    if shape.state == "pending":
+        return CheckedRow(shape.key, "not measured", kernel, check.us)
+    now, row = measured.get(check.name, (math.inf, None))
+    if now == math.inf:
+        why = "this build has no such kernel, or cannot run it"
+        if row:
+            why = f"{row.status}: {row.row['detail']}"
+        if shape.state == "failed":
+            why += f" ({shape.detail})"
+        return CheckedRow(shape.key, "gone", kernel, check.us, why=why)
+
+    # against the table, and against the runners-up that were measured next to it
+    rivals = [(us, name[0]) for name, (us, _) in measured.items() if name != check.name]
+    by_us, by = min(rivals, key=itemgetter(0), default=(math.inf, ""))
     verdict: Verdict = "good"
-    if now > then * most:
+    if now > check.us * most:
         verdict = "slower"
-    elif won != own and decide(Time(now), Time(by_us), is_key=True, rival=Time(now), policy="noise")[0] == "replaced":
-        verdict = "overtaken"
-    return CheckedRow(s.key, verdict, own[0], then, now, by, None if by_us == math.inf else by_us)
-
-
-SIGMA = 1.4826
-"""The standard deviation of a normal distribution over half its interquartile range."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeGain:
-    """A shape of the workload. Times of a call are in microseconds, with the standard deviation of their difference."""
-
-    key: Key
-    calls: float
-    before_us: float
-    after_us: float
-    sigma_us: float = 0.0
-
-    @property
-    def won_us(self) -> float:
-        """Microseconds that its calls gain (negative: lose)."""
-        return self.calls * (self.before_us - self.after_us)
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """The gain of a run. `rows`: shapes with times before and after, the largest gain first. `left_out`: others."""
-
-    rows: tuple[ShapeGain, ...]
-    left_out: tuple[Key, ...]
-
-    @property
-    def before_us(self) -> float:
-        return sum(r.calls * r.before_us for r in self.rows)
-
-    @property
-    def won_us(self) -> float:
-        return sum(r.won_us for r in self.rows)
-
-    @property
-    def sigma_us(self) -> float:
-        """Standard deviation of `won_us`. The calls of a shape share one error; errors of shapes are independent."""
-        return math.hypot(*(r.calls * r.sigma_us for r in self.rows))
-
-
-def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, float], family: Family) -> Gain:
-    """The gain of a run. A shape without a row takes the row of its padded M, as AITER's lookup does. If there is no
-    such row either, its time does not change."""
-    after = {w.key: (w.us, SIGMA * (w.row.get("spread", 0.0))) for w in ledger.winners()}
-    rows, left_out = [], []
-    for key, n in calls.items():
-        ways = dict.fromkeys((key, grid_point(key, family, "fine"), grid_point(key, family, "coarse")))
-        was = next((before[k] for k in ways if k in before), None)
-        if was is None:
-            left_out.append(key)
-            continue
-        us, spread = next((after[k] for k in ways if k in after), (was, 0.0))
-        # a table has no spread: we assume that the time before has the same error as the time after
-        rows.append(ShapeGain(key, n, was, us, spread * math.hypot(was, us)))
-    rows.sort(key=lambda r: -r.won_us)
-    return Gain(tuple(rows), tuple(left_out))
-
-
-def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, family: Family) -> dict[Key, float]:
-    """Times before the run in microseconds. They come from `table`'s rows of its chip; else from the rows that its
-    merge found (if the old kernel was measured beside the new one, that time); else from the column now_us of its
-    shapes. Raises InputError."""
-    out: dict[Key, float] = {}
-    if paths.annotations.exists():
-        out |= numbers(read_shapes(paths.annotations, family), NOW)
-    if paths.merge.exists():
-        for r in read_json(paths.merge)["rows"]:
-            us = r["rival_us"] if r.get("rival_us") and r.get("judged") == "same profile" else r["old_us"]
-            if us and all(n in r["key"] for n in family.key_names):
-                out[tuple(r["key"][n] for n in family.key_names)] = us
-    if table is not None:
-        chips = {family.chip(w.gfx, w.cu_num or 0) for w in ledger.winners()}
-        rows = read_table(table, family, doubled=True).rows
-        out |= {r.key[2:]: r.us for r in rows if r.us is not None and r.key[:2] in chips}
-    return out
-
-
-MOST_NAMED = 4
-
-
-def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
-    """The gain over the median candidate, for each of these shapes that has other candidates (1.0: the choice made no
-    difference). Candidates are the correct ones of the settling attempt, with their first measurements."""
-    wanted = set(shapes)
-    won = {w.shape: w for w in ledger.winners() if w.shape in wanted}
-    marks = ", ".join(map(str, map(int, won)))
-    rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({marks})")
-    beside: dict[int, list[float]] = {}
-    for shape, us, row, attempt in rows:
-        if attempt == won[shape].attempt and row != won[shape].id:
-            beside.setdefault(shape, []).append(us)
-    return {shape: median(times) / won[shape].us for shape, times in beside.items()}
-
-
-def noise_note(shapes: Sequence[str], run: str) -> str:
-    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy. `run`: as it is typed.
-
-    The leaders are measured again before one of them wins. If the winner then takes another time than at first,
-    something disturbed the machine, and neither its time nor the choice can be trusted.
-    """
-    if not shapes:
-        return ""
-    return (
-        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, the time differs"
-        f" from the first by more than both spreads explain ({and_more(shapes, MOST_NAMED)}); measure again:"
-        f" {command(f'retry {run} --noisy')}"
-    )
+    elif winner != check.name:
+        action, *_ = decide(Time(now), Time(by_us), is_key=True, rival=Time(now), policy="noise")
+        if action == "replaced":
+            verdict = "overtaken"
+    return CheckedRow(shape.key, verdict, kernel, check.us, now, by, None if by_us == math.inf else by_us)

@@ -1,7 +1,8 @@
 """The checks of `gemmfleet selftest`: statements about AITER on a real chip that nobody has seen hold yet.
 
 A check asks what ordinary commands found (`nodes check`, `tune`, `verify`, `bench`, `db check`). Each command is a
-process of its own, so that one that hangs can be ended when the time is over. docs/explanation/aiter.md lists CHECKS.
+process of its own, so that one that hangs can be ended when the time is over. A new check is a function with
+`@statement` at its place in the list; docs/explanation/aiter.md lists the statements.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,31 +28,42 @@ from orchestrator.inventory.load import check_references, limit, load_inventory
 from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import masker
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.results import Document
 from worker.families import FAMILIES, Family, backend_of
 from worker.text import plural
 
-OUTCOMES = HELD, NOT_HELD, NOT_TRIED = "held", "did not hold", "could not be tried"
-A4W4, *OTHERS = sorted((f for f in FAMILIES.values() if f.aiter.scripts), key=lambda f: f.name != "a4w4_blockscale")
-SCRIPT = ("--tuner", "aiter", "-O", "batch=1")  # a family's own script, one shape a batch
-# a K that is not a multiple of 256; seconds that a command may take to end; largest ratio of two times of one kernel
-ODD_K, ENDING_S, LIKE = 384, 45, 1.25
+HELD = "held"
+NOT_HELD = "did not hold"
+NOT_TRIED = "could not be tried"
+OUTCOMES = (HELD, NOT_HELD, NOT_TRIED)
+A4W4 = FAMILIES["a4w4_blockscale"]
+OTHERS = [family for family in FAMILIES.values() if family.aiter.scripts and family is not A4W4]
+SCRIPT = ("--tuner", "aiter", "-O", "batch=1")
+"""Options for a family's own script, one shape a batch."""
+ODD_K = 384
+"""A K that is not a multiple of 256."""
+ENDING_S = 45
+"""Seconds that a command may take to end."""
+LIKE = 1.25
+"""Largest ratio of two times of one kernel."""
 SIZES = {
     "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
 }  # fmt: skip
-CANARIES, SLOTS = (
-    "SELECT data FROM journal WHERE type LIKE 'Canary%'",
-    """SELECT json_extract(j.data, '$.slot'), r.conditions, r.spent FROM reports r JOIN journal j
-    ON j.type='AttemptStarted' AND json_extract(j.data, '$.attempt')=r.attempt""",
-)
+GPU_FACTS = (
+    "gfx", "cu_num", "id", "partition", "use_pct", "memory_used", "memory_total", "temperature_c", "power_w",
+)  # fmt: skip
+CANARIES = "SELECT data FROM journal WHERE type LIKE 'Canary%'"
+SLOTS = """SELECT json_extract(j.data, '$.slot'), r.conditions, r.spent FROM reports r JOIN journal j
+    ON j.type='AttemptStarted' AND json_extract(j.data, '$.attempt')=r.attempt"""
 
 
 class NotTriedError(Exception):
     """A statement could not be tried. The text says why."""
 
 
-def needs(there: object, why: str) -> None:
-    """Raise NotTriedError if something is not there."""
-    if not there:
+def needs(requirement: object, why: str) -> None:
+    """Raise NotTriedError if something that a check needs is false or empty."""
+    if not requirement:
         raise NotTriedError(why)
 
 
@@ -59,7 +71,7 @@ class Step(NamedTuple):
     """A command that ended: its JSON document, and why it has no result. `cut`: why it was ended early, "" if it ended
     by itself. `run`: the folder of its run, if it made one."""
 
-    document: dict[str, Any]
+    document: Document
     why: str
     cut: str
     run: Path
@@ -67,22 +79,27 @@ class Step(NamedTuple):
     def rows(self, name: str = "profile.csv") -> list[dict[str, str]]:
         """Rows of a result file of its run. Raises NotTriedError without any."""
         path = self.run / name
-        rows = list(csv.DictReader(path.read_text().splitlines())) if path.is_file() else []
+        rows = []
+        if path.is_file():
+            rows = list(csv.DictReader(path.read_text().splitlines()))
         needs(rows, self.why)
         return rows
 
-    def slots(self, *, gpus: bool = False) -> list[dict[str, Any]]:
+    def slots(self, *, gpus: bool = False) -> list[Document]:
         """Reports of its slots that were ready. `gpus`: their workers must see a GPU. Raises NotTriedError."""
         path = self.run / "provenance.json"
-        found = [d for d in json.loads(path.read_text())["devices"] if d["device"]] if path.is_file() else []
-        blind = gpus and any(not d["worker"].get("gpus") for d in found)
-        needs(found and not blind, "the workers see no GPU" if found else f"no slot was ready: {self.why}")
-        return found
+        reports = []
+        if path.is_file():
+            reports = [report for report in json.loads(path.read_text())["devices"] if report["device"]]
+        needs(reports, f"no slot was ready: {self.why}")
+        if gpus:
+            needs(all(report["worker"].get("gpus") for report in reports), "the workers see no GPU")
+        return reports
 
-    def query(self, sql: str, *values: str) -> list[list[Any]]:
+    def query(self, sql: str) -> list[list[Any]]:
         """Rows of a query of its ledger, whose cells are JSON."""
         with LedgerReader.open_readonly(self.run / "ledger.db") as ledger:
-            return [[json.loads(cell or "{}") for cell in row] for row in ledger.query(sql, values)]
+            return [[json.loads(cell or "{}") for cell in row] for row in ledger.query(sql)]
 
     def log(self) -> str:
         """The text that its workers printed."""
@@ -96,33 +113,48 @@ def node_of(inventory: Path, name: str | None) -> Node:
     return node
 
 
-class Trial:
+class NodeTrial:
     """The node under test. It runs commands there, each once, and several at a time only on different GPUs.
 
     `whole`, `alone`: inventories of the node with all its GPUs, and with the first. `others`: the families' runs.
     """
 
     def __init__(self, folder: Path, inventory: Path, node: str | None, seconds: float) -> None:
-        self.folder, self.inventory, self.node = folder, inventory, node_of(inventory, node)
-        self.steps, self.others = dict[str, Step](), dict[str, Future[Step]]()
-        self.interrupted, self.cut, self._ends = False, "the time was over", time.monotonic() + seconds
-        self.whole = self.alone = self._inventory("node")
+        self.folder = folder
+        self.inventory = inventory
+        self.node = node_of(inventory, node)
+        self.steps: dict[str, Step] = {}
+        self.others: dict[str, Future[Step]] = {}
+        self.interrupted = False
+        self.cut = "the time was over"
+        self._ends = time.monotonic() + seconds
+        self.whole = self.alone = self._write_inventory("node")
 
-    def _inventory(self, name: str, **changed: Any) -> Path:
+    def _write_inventory(self, name: str, **changed: Any) -> Path:
         """An inventory of this node alone, with some of its options changed."""
-        raw, path = yaml.safe_load(self.inventory.read_bytes()), self.folder / f"{name}.yaml"
-        raw["nodes"] = {self.node.name: {**(raw["nodes"][self.node.name] or {}), **changed}}
-        path.write_text(yaml.safe_dump(raw, sort_keys=False))
+        document = yaml.safe_load(self.inventory.read_bytes())
+        options = document["nodes"][self.node.name] or {}
+        document["nodes"] = {self.node.name: options | changed}
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document, sort_keys=False))
         return path
 
-    def gpus(self) -> dict[int, dict[str, Any]]:
+    def gpus(self) -> dict[int, Document]:
         """The facts of each GPU that the inventory lets us use. Raises NotTriedError if the node cannot be used."""
-        step, given = self.step("nodes", "nodes check", "-i", self.whole), self.node.gpus
-        [node] = step.document.get("nodes") or [{"state": "unusable", "findings": ()}]
-        wrong = (f["what"] for f in node["findings"] if f["level"] == "unusable")
-        needs(node["state"] != "unusable", f"the node cannot be used: {'; '.join(wrong) or step.why}")
-        every = range(given if isinstance(given, int) else len(node["gpus"]))
-        return {n: node["gpus"][n] for n in (given if isinstance(given, tuple) else every) if n < len(node["gpus"])}
+        step = self.step("nodes", "nodes check", "-i", self.whole)
+        nodes: list[Any] = step.document.get("nodes") or []
+        needs(nodes, f"the node cannot be used: {step.why}")
+        [node] = nodes
+        faults = "; ".join(finding["what"] for finding in node["findings"] if finding["level"] == "unusable")
+        needs(node["state"] != "unusable", f"the node cannot be used: {faults or step.why}")
+        facts = node["gpus"]
+        allowed = self.node.gpus
+        numbers: Sequence[int] = range(len(facts))
+        if isinstance(allowed, int):
+            numbers = range(allowed)
+        elif isinstance(allowed, tuple):
+            numbers = allowed
+        return {number: facts[number] for number in numbers if number < len(facts)}
 
     def a4w4(self) -> Step:
         """The run of a4w4's script on all slots, two shapes a slot. The other families begin after it, in the
@@ -130,281 +162,389 @@ class Trial:
         gpus = self.gpus()
         step = self.run("tune", A4W4.name, A4W4, self.whole, *SCRIPT, count=2 * max(1, len(gpus)))
         if not self.others:
-            lanes = [self._inventory(f"gpu-{n}", gpus=[n]) for n in gpus] or [self.whole]
-            self.alone, beside = lanes[0], lanes[1:] or lanes
+            lanes = [self._write_inventory(f"gpu-{number}", gpus=[number]) for number in gpus] or [self.whole]
+            self.alone = lanes[0]
+            beside = lanes[1:] or lanes
             pool = ThreadPoolExecutor(len(beside))
-            self.others = {
-                f.name: pool.submit(self.run, "tune", f.name, f, lane, *SCRIPT)
-                for f, lane in zip(OTHERS, beside * len(OTHERS), strict=False)
-            }
+            for i, family in enumerate(OTHERS):
+                lane = beside[i % len(beside)]
+                self.others[family.name] = pool.submit(self.run, "tune", family.name, family, lane, *SCRIPT)
         return step
 
     def table(self) -> Path:
         """The winners of a4w4. Raises NotTriedError without any."""
-        return self.a4w4().run / "tuned.csv" if self.a4w4().rows("tuned.csv") else Path()
+        step = self.a4w4()
+        step.rows("tuned.csv")
+        return step.run / "tuned.csv"
 
     def run(self, verb: str, name: str, family: Family, inventory: Path, *words: object, count: int = 2) -> Step:
-        """A run on tiny shapes of a family that differ in M alone."""
-        shapes, names = self.folder / f"{name}.csv", [c.name for c in family.columns if c.required]
-        sizes = [{**SIZES, family.m_column: SIZES[family.m_column] * i} for i in range(1, count + 1)]
-        odd = [{**SIZES, "K": ODD_K}] if name == A4W4.name else []
-        lines = (",".join(str(s[n]) for n in names) for s in sizes + odd)
-        shapes.write_text("\n".join((",".join(names), *lines, "")))
+        """A run on tiny shapes of a family that differ in M alone; for a4w4 also on a shape with an odd K."""
+        sizes = [SIZES | {family.m_column: SIZES[family.m_column] * i} for i in range(1, count + 1)]
+        if name == A4W4.name:
+            sizes.append(SIZES | {"K": ODD_K})
+        names = [column.name for column in family.columns if column.required]
+        lines = [",".join(names)]
+        for shape in sizes:
+            lines.append(",".join(str(shape[column]) for column in names))
+        shapes = self.folder / f"{name}.csv"
+        shapes.write_text("\n".join((*lines, "")))
         return self.step(
             name, verb, shapes, "-i", inventory, "--family", family.name, "--runs", self.folder, "--grace", 5, *words
         )
 
     def logs(self) -> str:
         """The texts that the workers of all families' runs printed, once these ended."""
-        return self.a4w4().log() + "".join(begun.result().log() for begun in self.others.values())
+        return self.a4w4().log() + "".join(future.result().log() for future in self.others.values())
 
     def interrupt(self, *_: object) -> None:
         """Start nothing more. A terminal's Ctrl-C goes to the commands that run, too, and they end by themselves."""
-        self.interrupted, self.cut, self._ends = True, "it was interrupted", 0.0
+        self.interrupted = True
+        self.cut = "it was interrupted"
+        self._ends = 0.0
 
     def step(self, name: str, verb: str, *words: object) -> Step:
         """The command of this name; it runs now if it did not run before."""
-        left, log = self._ends - time.monotonic(), self.folder / f"{name}.log"
-        if name not in self.steps and left > 0:
-            argv = [
-                "timeout", "--foreground", "--signal=INT", f"--kill-after={ENDING_S}", f"{left + 1:.0f}",
-                sys.executable, "-m", "orchestrator", *verb.split(), *map(str, words), "--json",
-            ]  # fmt: skip
-            with log.open("wb") as said:
-                done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, check=False)
-            document, printed = json.loads(done.stdout or "{}"), log.read_text(errors="replace").splitlines()
-            failed = "; ".join(f"{f['reason']}: {f['detail'][:200]}" for f in document.get("failed", ())[:3])
-            cut = self.cut if done.returncode in (124, 130, 137) else ""
-            why = cut or failed or f"exit code {done.returncode}: {' '.join(printed[-1:])[:300]}"
-            self.steps[name] = Step(document, why, cut, self.folder / str(document.get("run") or "none"))
-        return self.steps.setdefault(name, Step({}, self.cut, self.cut, self.folder / "none"))
+        if name not in self.steps:
+            self.steps[name] = self._run_command(name, verb, words)
+        return self.steps[name]
+
+    def _run_command(self, name: str, verb: str, words: tuple[object, ...]) -> Step:
+        """Run a command of gemmfleet until it ends or the time is over. Its standard error goes to NAME.log."""
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            return Step({}, self.cut, self.cut, self.folder / "none")
+        argv = [
+            "timeout", "--foreground", "--signal=INT", f"--kill-after={ENDING_S}", f"{left + 1:.0f}",
+            sys.executable, "-m", "orchestrator", *verb.split(), *map(str, words), "--json",
+        ]  # fmt: skip
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as stderr:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, check=False)
+        document = json.loads(done.stdout or "{}")
+        last_line = " ".join(log.read_text(errors="replace").splitlines()[-1:])
+        failed = "; ".join(f"{f['reason']}: {f['detail'][:200]}" for f in document.get("failed", ())[:3])
+        cut = self.cut if done.returncode in (124, 130, 137) else ""
+        why = cut or failed or f"exit code {done.returncode}: {last_line[:300]}"
+        return Step(document, why, cut, self.folder / str(document.get("run") or "none"))
 
 
-def _devices(t: Trial) -> tuple[bool, str]:
-    lacks = [
-        name
-        for name in (
-            "gfx",
-            "cu_num",
-            "id",
-            "partition",
-            "use_pct",
-            "memory_used",
-            "memory_total",
-            "temperature_c",
-            "power_w",
-        )
-        if any(gpu.get(name) in (None, "", {}) for gpu in t.gpus().values())
-    ]
-    needs(t.gpus(), "the node has no GPU")
-    return not lacks, f"{plural(len(t.gpus()), 'GPU')}; missing: {', '.join(lacks) or 'nothing'}"
+Answer = tuple[bool, str]
+"""True if a statement held, and the figures that show it."""
+Check = Callable[[NodeTrial], Answer]
+CHECKS: list[tuple[int, str, Check]] = []
+"""Number, statement and function of each check, in the order in which they are tried."""
 
 
-def _chip(t: Trial) -> tuple[bool, str]:
-    seen = {
-        "KFD": {(g["gfx"], str(g["cu_num"])) for g in t.gpus().values()},
-        "torch": {(d["device"].get("gfx"), str(d["device"].get("cu_num"))) for d in t.a4w4().slots()},
-        "rows": {(r["gfx"], r["cu_num"]) for r in t.a4w4().rows()},
+def statement(number: int, text: str) -> Callable[[Check], Check]:
+    """Makes a function the check of this statement. The function raises NotTriedError if it cannot tell."""
+
+    def register(check: Check) -> Check:
+        CHECKS.append((number, text, check))
+        return check
+
+    return register
+
+
+@statement(1, "The node check reads chip, partition, use, memory, temperature and power of each GPU.")
+def check_gpu_facts(trial: NodeTrial) -> Answer:
+    gpus = trial.gpus()
+    needs(gpus, "the node has no GPU")
+    lacks = [name for name in GPU_FACTS if any(gpu.get(name) in (None, "", {}) for gpu in gpus.values())]
+    return not lacks, f"{plural(len(gpus), 'GPU')}; missing: {', '.join(lacks) or 'nothing'}"
+
+
+@statement(2, "KFD, torch and AITER's rows name the same chip.")
+def check_chip(trial: NodeTrial) -> Answer:
+    step = trial.a4w4()
+    devices = [slot["device"] for slot in step.slots()]
+    chips = {
+        "KFD": {(gpu["gfx"], str(gpu["cu_num"])) for gpu in trial.gpus().values()},
+        "torch": {(device.get("gfx"), str(device.get("cu_num"))) for device in devices},
+        "rows": {(row["gfx"], row["cu_num"]) for row in step.rows()},
     }
-    shown = "; ".join(f"{source}: {sorted(chips)}" for source, chips in seen.items())
-    return seen["KFD"] == seen["torch"] == seen["rows"], shown
+    shown = "; ".join(f"{source}: {sorted(names)}" for source, names in chips.items())
+    return chips["KFD"] == chips["torch"] == chips["rows"], shown
 
 
-def _isolation(t: Trial) -> tuple[bool, str]:
-    seen = [len(d["worker"]["gpus"]) for d in t.a4w4().slots(gpus=True)]
-    pairs = {(str(slot), r.get("id") or r.get("pci")) for slot, c, _ in t.a4w4().query(SLOTS) for r in c.values()}
+@statement(3, "Each worker sees one GPU, and no two workers see the same one.")
+def check_isolation(trial: NodeTrial) -> Answer:
+    step = trial.a4w4()
+    seen = [len(slot["worker"]["gpus"]) for slot in step.slots(gpus=True)]
+    pairs = set()
+    for slot, conditions, _ in step.query(SLOTS):
+        pairs |= {(str(slot), reading.get("id") or reading.get("pci")) for reading in conditions.values()}
+    slots = {slot for slot, _ in pairs}
+    gpus = {gpu for _, gpu in pairs}
+    is_one_to_one = len(pairs) == len(slots) == len(gpus)
     shown = f"GPUs that each worker sees: {seen}; pairs of slot and GPU: {len(pairs)}"
-    return set(seen) == {1} and len(pairs) == len(dict(pairs)) == len({gpu for _, gpu in pairs}), shown
+    return set(seen) == {1} and is_one_to_one, shown
 
 
-def _canary(t: Trial) -> tuple[bool, str]:
-    events = [e for (e,) in t.a4w4().query(CANARIES)] if t.a4w4().slots() else []
-    times = [[e[n] for e in events if e.get(n, 0) > 0] for n in ("us", "compute_us", "memory_us")]
-    failed = [str(e["detail"]) for e in events if "detail" in e]
-    needs(times[0] or failed, "the image's torch cannot multiply")
-    shown = "; ".join((*(f"{min(k):.1f} to {max(k):.1f} us" for k in times if k), *failed))
-    return not failed and all(max(k) <= LIKE * min(k) for k in times if k), shown
+@statement(4, "Canaries pass, and take about the same time on all slots.")
+def check_canaries(trial: NodeTrial) -> Answer:
+    step = trial.a4w4()
+    step.slots()
+    events = [event for (event,) in step.query(CANARIES)]
+    failed = [str(event["detail"]) for event in events if "detail" in event]
+    needs(failed or any(event.get("us", 0) > 0 for event in events), "the image's torch cannot multiply")
+    spans = []
+    for name in ("us", "compute_us", "memory_us"):
+        times = [event[name] for event in events if event.get(name, 0) > 0]
+        if times:
+            spans.append((min(times), max(times)))
+    shown = [f"{least:.1f} to {most:.1f} us" for least, most in spans]
+    return not failed and all(map(_is_alike, spans)), "; ".join(shown + failed)
 
 
-def _tree(t: Trial) -> tuple[bool, str]:
-    trees = [d["device"]["aiter"] for d in t.a4w4().slots()]
-    wrong = {text for a in trees for text in (a["warning"], a["shim"]) if text not in ("", "used")}
-    return not wrong, "; ".join(wrong or {f"version {a['version'] or 'unknown'} {a['commit'][:10]}" for a in trees})
+def _is_alike(times: tuple[float, float]) -> bool:
+    return max(times) <= LIKE * min(times)
 
 
-def _applied(t: Trial, name: str) -> str:
-    return "applied" if f"{name} is applied" in t.a4w4().log() else "not applied"
+@statement(5, "gemmfleet promises to drive the AITER that it finds, and its shim fits.")
+def check_tree(trial: NodeTrial) -> Answer:
+    trees = [slot["device"]["aiter"] for slot in trial.a4w4().slots()]
+    wrong = {text for tree in trees for text in (tree["warning"], tree["shim"])} - {"", "used"}
+    versions = {f"version {tree['version'] or 'unknown'} {tree['commit'][:10]}" for tree in trees}
+    return not wrong, "; ".join(wrong or versions)
 
 
-def _workaround(t: Trial, name: str, fault: str) -> tuple[bool, str]:
+def _applied(trial: NodeTrial, name: str) -> str:
+    return "applied" if f"{name} is applied" in trial.a4w4().log() else "not applied"
+
+
+def _workaround(trial: NodeTrial, name: str, fault: str) -> Answer:
     """Held if the script measured ASM kernels, and printed no such fault."""
-    counts, found = Counter(backend_of(A4W4.name, r) for r in t.a4w4().rows()), re.search(fault, t.a4w4().log())
-    return counts["asm"] > 0 and not found, f"{name} {_applied(t, name)}; candidates: {dict(counts)}"
+    counts = Counter(backend_of(A4W4.name, row) for row in trial.a4w4().rows())
+    is_faulty = re.search(fault, trial.a4w4().log())
+    return counts["asm"] > 0 and not is_faulty, f"{name} {_applied(trial, name)}; candidates: {dict(counts)}"
 
 
-def _odd_k(t: Trial) -> tuple[bool, str]:
-    tuned = any(int(r["K"]) == ODD_K for r in t.a4w4().rows("tuned.csv"))
-    why = "; ".join(f"{f['reason']}: {f['detail']}" for f in t.a4w4().document["failed"] if str(ODD_K) in f["shape"])
-    foretold = "wrong_result" in why and "not a multiple of 256" in why
-    return tuned or foretold, f"k_trim {_applied(t, 'k_trim')}; {'right' if tuned else why[:400]}"
+@statement(6, "`asm_dir_symlink` is applied where it is needed: AITER finds its ASM kernels.")
+def check_asm_dir(trial: NodeTrial) -> Answer:
+    return _workaround(trial, "asm_dir_symlink", r"No such file or directory: .{0,200}f4gemm")
 
 
-def _modules(t: Trial) -> tuple[bool, str]:
-    builds, spent = t.a4w4().log().count("building the modules of"), [s for *_, s in t.a4w4().query(SLOTS)]
-    ready, again = [round(s["start"]) for s in spent if "start" in s], max(s.get("build", 0.0) for s in spent)
-    return builds <= 1 and again < 5, f"{plural(builds, 'build')}; slots ready after {ready} s; later {again:.1f} s"
+@statement(7, "`tile_column_case` is applied where it is needed: the a4w4 script finds its columns.")
+def check_tile_columns(trial: NodeTrial) -> Answer:
+    return _workaround(trial, "tile_column_case", r"KeyError: .tile_")
 
 
-def _lists(t: Trial) -> tuple[bool, str]:
-    build, where = t.node.image or t.node.aiter.root or "", ("-i", t.whole) if t.node.image else ()
-    step = t.step("lists", "db check", t.table(), "--build", build, *where)
+@statement(8, "`k_trim` is applied where it is needed, and a K of 384 is wrong only where the files say so.")
+def check_odd_k(trial: NodeTrial) -> Answer:
+    step = trial.a4w4()
+    shown = f"k_trim {_applied(trial, 'k_trim')}; "
+    if any(int(row["K"]) == ODD_K for row in step.rows("tuned.csv")):
+        return True, f"{shown}right"
+    failed = [failure for failure in step.document["failed"] if str(ODD_K) in failure["shape"]]
+    why = "; ".join(f"{failure['reason']}: {failure['detail']}" for failure in failed)
+    return "wrong_result" in why and "not a multiple of 256" in why, shown + why[:400]
+
+
+@statement(9, "Modules are built once, in a slot's folder, and all slots load them.")
+def check_modules(trial: NodeTrial) -> Answer:
+    step = trial.a4w4()
+    builds = step.log().count("building the modules of")
+    spent = [seconds for *_, seconds in step.query(SLOTS)]
+    ready = [round(seconds["start"]) for seconds in spent if "start" in seconds]
+    later = max(seconds.get("build", 0.0) for seconds in spent)
+    return builds <= 1 and later < 5, f"{plural(builds, 'build')}; slots ready after {ready} s; later {later:.1f} s"
+
+
+@statement(10, "AITER's lists of kernels name every winner.")
+def check_lists(trial: NodeTrial) -> Answer:
+    words = ["--build", trial.node.image or trial.node.aiter.root or ""]
+    if trial.node.image:
+        words += ["-i", str(trial.whole)]
+    step = trial.step("lists", "db check", trial.table(), *words)
     needs("verdict" in step.document, step.why)
-    problems = (str(p["text"]) for p in list(step.document["problems"])[:3])
-    return step.document["verdict"] != "unsafe", "; ".join((step.document["verdict"], *problems))
+    verdict = step.document["verdict"]
+    problems = [str(problem["text"]) for problem in list(step.document["problems"])[:3]]
+    return verdict != "unsafe", "; ".join((verdict, *problems))
 
 
-def _verify(t: Trial) -> tuple[bool, str]:
-    step = t.step("verify", "verify", "-i", t.alone, "--table", t.table(), "--family", A4W4.name)
-    answer: dict[str, Any] = next(iter(step.document.get("nodes", ())), {"why": step.why})
+@statement(11, "`verify` proves every row with AITER's operators.")
+def check_verify(trial: NodeTrial) -> Answer:
+    step = trial.step("verify", "verify", "-i", trial.alone, "--table", trial.table(), "--family", A4W4.name)
+    answer: Document = next(iter(step.document.get("nodes", ())), {"why": step.why})
     needs(not answer["why"], answer["why"])
-    shown = Counter(f"{r['verdict']}{'' if r['selected'] else ', not selected'} {r['why']}" for r in answer["rows"])
-    return set(shown) == {"ok "}, "; ".join(f"{n} {what}" for what, n in shown.items())
+    rows = answer["rows"]
+    proofs = Counter(f"{r['verdict']}{'' if r['selected'] else ', not selected'} {r['why']}" for r in rows)
+    return set(proofs) == {"ok "}, "; ".join(f"{count} {proof}" for proof, count in proofs.items())
 
 
-def _triton(t: Trial) -> tuple[bool, str]:
-    where = t.alone if t.a4w4() else t.whole
-    step = t.run("tune", "aiter-triton", A4W4, where, "--tuner", "aiter-triton", "--budget", 40)
-    failed, tuned = step.document.get("failed"), step.document.get("shapes", {}).get("tuned", 0)
-    needs(tuned == 2 or (failed and "unsupported" not in step.why and not step.cut), step.why)
-    return tuned == 2, step.why if failed else "2 shapes tuned"
+@statement(12, "The tuner `aiter-triton` tunes two shapes.")
+def check_triton(trial: NodeTrial) -> Answer:
+    trial.a4w4()
+    step = trial.run("tune", "aiter-triton", A4W4, trial.alone, "--tuner", "aiter-triton", "--budget", 40)
+    if step.document.get("shapes", {}).get("tuned", 0) == 2:
+        return True, step.why if step.document.get("failed") else "2 shapes tuned"
+    needs(step.document.get("failed") and "unsupported" not in step.why and not step.cut, step.why)
+    return False, step.why
 
 
-def _bench(t: Trial, timer: str = "events") -> dict[tuple[str, int], float]:
-    """Microseconds by backend and M. Raises NotTriedError without any."""
-    words = ("--db", t.table(), "--timer", timer, "--backend", "aiter,aiter-triton,aiter-gluon")
-    step = t.run("bench", f"bench-{timer}", A4W4, t.alone, *words)
-    times = {(r["backend"], int(r["key"]["M"])): float(r["us"]) for r in step.document.get("rows", ()) if r["us"] > 0}
+Times = dict[tuple[str, int], float]
+"""Microseconds by backend and M."""
+
+
+def _bench(trial: NodeTrial, timer: str = "events") -> Times:
+    """The times that `bench` measures. Raises NotTriedError without any."""
+    words = ("--db", trial.table(), "--timer", timer, "--backend", "aiter,aiter-triton,aiter-gluon")
+    step = trial.run("bench", f"bench-{timer}", A4W4, trial.alone, *words)
+    rows = [row for row in step.document.get("rows", ()) if row["us"] > 0]
     missing = "; ".join(f"{m['backend']}: {m['detail'][:200]}" for m in step.document.get("missing", ()))
-    needs(times, missing or step.why)
-    return times
+    needs(rows, missing or step.why)
+    return {(row["backend"], int(row["key"]["M"])): float(row["us"]) for row in rows}
 
 
-def _agree(some: dict[tuple[str, int], float], other: dict[tuple[str, int], float]) -> tuple[bool, str]:
-    pairs = {key: (us, other[key]) for key, us in some.items() if key in other}
-    shown = "; ".join(f"{name}, M {m}: {a:.2f} and {b:.2f} us" for (name, m), (a, b) in pairs.items())
-    return bool(pairs) and all(max(pair) <= LIKE * min(pair) for pair in pairs.values()), shown
+def _agree(times: Times, others: Times) -> Answer:
+    pairs = {key: (us, others[key]) for key, us in times.items() if key in others}
+    shown = [f"{backend}, M {m}: {us:.2f} and {other:.2f} us" for (backend, m), (us, other) in pairs.items()]
+    return bool(pairs) and all(map(_is_alike, pairs.values())), "; ".join(shown)
 
 
-def _dispatch(t: Trial) -> tuple[bool, str]:
-    rows = (r for r in t.a4w4().rows("tuned.csv") if int(r["K"]) != ODD_K)
-    return _agree({("aiter", int(r["M"])): float(r["us"]) for r in rows}, _bench(t))
+@statement(13, "AITER's dispatch takes as long in `bench` as its tuner measured.")
+def check_dispatch(trial: NodeTrial) -> Answer:
+    rows = trial.a4w4().rows("tuned.csv")
+    tuned = {("aiter", int(row["M"])): float(row["us"]) for row in rows if int(row["K"]) != ODD_K}
+    return _agree(tuned, _bench(trial))
 
 
-def _families(t: Trial) -> tuple[bool, str]:
-    steps = {name: begun.result() for name, begun in t.others.items()} if t.a4w4() else {}
-    why = {n: "" if s.document.get("shapes", {}).get("tuned") == 2 else s.why for n, s in steps.items()}
-    failed = [steps[n] for n, text in why.items() if text and "has no tuner script" not in text]
-    shown = "; ".join(f"{n}: {text or 'tuned'}" for n, text in why.items())
-    needs("" in why.values() and not (failed and all(s.cut for s in failed)), shown)
+@statement(14, "rocprofv3 and device events give about the same times.")
+def check_timers(trial: NodeTrial) -> Answer:
+    return _agree(_bench(trial), _bench(trial, "rocprof"))
+
+
+@statement(15, "The script of each other family tunes two tiny shapes.")
+def check_families(trial: NodeTrial) -> Answer:
+    trial.a4w4()
+    outcomes = []
+    tuned = []
+    failed = []
+    for name, future in trial.others.items():
+        step = future.result()
+        if step.document.get("shapes", {}).get("tuned") == 2:
+            outcomes.append(f"{name}: tuned")
+            tuned.append(name)
+            continue
+        outcomes.append(f"{name}: {step.why}")
+        if "has no tuner script" not in step.why:
+            failed.append(step)
+    shown = "; ".join(outcomes)
+    all_cut = failed and all(step.cut for step in failed)
+    needs(tuned and not all_cut, shown)
     return not failed, shown
 
 
-def _flags(t: Trial) -> tuple[bool, str]:
-    refused = set(re.findall(r"error: (?:unrecognized|argument|the following arguments) .{0,200}", t.logs()))
-    return not refused and bool(t.a4w4().rows()), "; ".join(refused) or "no script refused an option"
+@statement(16, "The scripts take every option that was read from their files.")
+def check_flags(trial: NodeTrial) -> Answer:
+    refused = set(re.findall(r"error: (?:unrecognized|argument|the following arguments) .{0,200}", trial.logs()))
+    if refused:
+        return False, "; ".join(refused)
+    trial.a4w4().rows()
+    return True, "no script refused an option"
 
 
-def _set_up(t: Trial, least: float, most: float, *, later: bool) -> tuple[bool, str]:
-    needs(t.a4w4().slots(gpus=True), "")
-    seconds = [float(s) for n, s in re.findall(r"set-up of batch (\d+): ([\d.]+) s", t.logs()) if (n != "1") is later]
+def _set_up(trial: NodeTrial, least: float, most: float, *, later: bool) -> Answer:
+    """Held if the median seconds before the first candidate, of the first batch or of later ones, are in this range."""
+    trial.a4w4().slots(gpus=True)
+    batches = re.findall(r"set-up of batch (\d+): ([\d.]+) s", trial.logs())
+    seconds = sorted(float(text) for number, text in batches if (number != "1") is later)
     needs(seconds, "no process had such a batch")
-    usual = sorted(seconds)[len(seconds) // 2]
-    return least <= usual <= most, f"{min(seconds):.1f} to {max(seconds):.1f} s, mostly {usual:.1f} s"
+    median = seconds[len(seconds) // 2]
+    return least <= median <= most, f"{seconds[0]:.1f} to {seconds[-1]:.1f} s, mostly {median:.1f} s"
 
 
-def _cleaned(t: Trial) -> tuple[bool, str]:
-    ours, after = (
-        {s.run.name for s in t.steps.values() if s.run.is_dir()},
-        t.step("after", "nodes check", "-i", t.whole),
-    )
-    needs(ours and "nodes" in after.document, after.why)
-    left = {run for run in ours for node in after.document["nodes"] if run in f"{node['locks']} {node['containers']}"}
-    return not left, f"{plural(len(ours), 'run')}, of which {len(left)} left containers or locks"
+@statement(17, "A process needs 7 to 30 s before its first candidate.")
+def check_first_set_up(trial: NodeTrial) -> Answer:
+    return _set_up(trial, 7, 30, later=False)
 
 
-CHECKS: tuple[tuple[int, str, Callable[[Trial], tuple[bool, str]]], ...] = (
-    (1, "The node check reads chip, partition, use, memory, temperature and power of each GPU.", _devices),
-    (2, "KFD, torch and AITER's rows name the same chip.", _chip),
-    (3, "Each worker sees one GPU, and no two workers see the same one.", _isolation),
-    (4, "Canaries pass, and take about the same time on all slots.", _canary),
-    (5, "gemmfleet promises to drive the AITER that it finds, and its shim fits.", _tree),
-    (6, "`asm_dir_symlink` is applied where it is needed: AITER finds its ASM kernels.",
-     lambda t: _workaround(t, "asm_dir_symlink", r"No such file or directory: .{0,200}f4gemm")),
-    (7, "`tile_column_case` is applied where it is needed: the a4w4 script finds its columns.",
-     lambda t: _workaround(t, "tile_column_case", r"KeyError: .tile_")),
-    (8, "`k_trim` is applied where it is needed, and a K of 384 is wrong only where the files say so.", _odd_k),
-    (9, "Modules are built once, in a slot's folder, and all slots load them.", _modules),
-    (10, "AITER's lists of kernels name every winner.", _lists),
-    (11, "`verify` proves every row with AITER's operators.", _verify),
-    (12, "The tuner `aiter-triton` tunes two shapes.", _triton),
-    (13, "AITER's dispatch takes as long in `bench` as its tuner measured.", _dispatch),
-    (14, "rocprofv3 and device events give about the same times.", lambda t: _agree(_bench(t), _bench(t, "rocprof"))),
-    (15, "The script of each other family tunes two tiny shapes.", _families),
-    (16, "The scripts take every option that was read from their files.", _flags),
-    (17, "A process needs 7 to 30 s before its first candidate.", lambda t: _set_up(t, 7, 30, later=False)),
-    (18, "A further batch needs 5 to 25 s before its first candidate.", lambda t: _set_up(t, 5, 25, later=True)),
-    (19, "No container and no lock of a run is left on the node.", _cleaned),
-)  # fmt: skip
+@statement(18, "A further batch needs 5 to 25 s before its first candidate.")
+def check_later_set_up(trial: NodeTrial) -> Answer:
+    return _set_up(trial, 5, 25, later=True)
 
 
-def tried(t: Trial) -> Iterator[dict[str, Any]]:
+@statement(19, "No container and no lock of a run is left on the node.")
+def check_cleaned(trial: NodeTrial) -> Answer:
+    runs = {step.run.name for step in trial.steps.values() if step.run.is_dir()}
+    step = trial.step("after", "nodes check", "-i", trial.whole)
+    needs(runs and "nodes" in step.document, step.why)
+    texts = [f"{node['locks']} {node['containers']}" for node in step.document["nodes"]]
+    left = [run for run in runs if any(run in text for text in texts)]
+    return not left, f"{plural(len(runs), 'run')}, of which {len(left)} left containers or locks"
+
+
+def tried(trial: NodeTrial) -> Iterator[Document]:
     """Try every statement in turn, and yield it with its outcome. One that fails does not end the others."""
-    for number, statement, check in CHECKS:
+    for number, text, check in CHECKS:
+        outcome = NOT_TRIED
         try:
-            held, detail = check(t)
+            held, detail = check(trial)
             outcome = HELD if held else NOT_HELD
+        except NotTriedError as e:
+            detail = str(e)
         except Exception as e:  # noqa: BLE001 - whatever is odd on a new chip must not end the others
-            outcome, detail = NOT_TRIED, str(e) if isinstance(e, NotTriedError) else f"{type(e).__name__}: {e}"
-        yield {"number": number, "statement": statement, "outcome": outcome, "detail": detail}
+            detail = f"{type(e).__name__}: {e}"
+        yield {"number": number, "statement": text, "outcome": outcome, "detail": detail}
 
 
-# names that tell nothing about their owner; addresses; absolute paths but for those of the system and of packages
 GENERIC = {"root", "localhost", "local", "/", "."}
+"""Names that tell nothing about their owner."""
 ADDRESS = re.compile(
     r"[\w.+-]+@[\w.-]+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|(?<=<host>)(?!\.log\b)(?:\.[A-Za-z0-9-]+)+"
 )
+# absolute paths but for those of the system and of packages
 PATH = re.compile(
     r"(?:<path>|(?<![\w.<>/~$})-])~?/(?!dev/|sys/|proc/|opt/rocm)(?=[\w.+@%~<-]))"
     r"(?:(?!/(?:site|dist)-packages/)(?:<\w+>|[^\s\"'`\\,;:()<>|=\[\]{}]))*"
 )
 
 
-def scrubber(t: Trial) -> Callable[[str], str]:
+def scrubber(trial: NodeTrial) -> Callable[[str], str]:
     """A function that replaces names of hosts, users, images and paths in a text; absolute paths and addresses even if
     nobody named them."""
-    node, facts = t.node, {k: v for n in t.steps["nodes"].document.get("nodes", ()) for k, v in n["facts"].items()}
-    hosts = [str(h) for h in (node.name, node.host, node.proxy_jump, socket.gethostname(), facts.get("host")) if h]
+    node = trial.node
+    facts: Document = {}
+    for checked in trial.steps["nodes"].document.get("nodes", ()):
+        facts |= checked["facts"]
+    places = (node.name, node.host, node.proxy_jump, socket.gethostname(), facts.get("host"))
+    hosts = [str(place) for place in places if place]
     words = {
-        "run": (facts.get("workdir"), node.workdir, t.folder),
-        "path": (t.inventory, t.inventory.name, t.inventory.stem, Path.home(), Path.cwd()),
-        "host": (*hosts, *(host.partition(".")[0] for host in hosts)), "image": (node.image,),
-        "user": (node.user, facts.get("user"), Path.home().name), "aiter": (node.aiter.root,),
-    }  # fmt: skip
-    known = {str(name).lower(): f"<{word}>" for word, names in words.items() for name in names if name}
-    longest = map(re.escape, sorted(known.keys() - GENERIC, key=len, reverse=True))
-    names = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(longest)})(?![A-Za-z0-9])", re.IGNORECASE)
-    return lambda text: PATH.sub(
-        "<path>", ADDRESS.sub("<address>", names.sub(lambda m: known[m[0].lower()], masker(node.options())(text)))
-    )
+        "run": (facts.get("workdir"), node.workdir, trial.folder),
+        "path": (trial.inventory, trial.inventory.name, trial.inventory.stem, Path.home(), Path.cwd()),
+        "host": (*hosts, *(host.partition(".")[0] for host in hosts)),
+        "image": (node.image,),
+        "user": (node.user, facts.get("user"), Path.home().name),
+        "aiter": (node.aiter.root,),
+    }
+    known: dict[str, str] = {}
+    for word, names in words.items():
+        known |= {str(name).lower(): f"<{word}>" for name in names if name}
+    longest_first = sorted(known.keys() - GENERIC, key=len, reverse=True)
+    any_name = "|".join(map(re.escape, longest_first))
+    pattern = re.compile(f"(?<![A-Za-z0-9])(?:{any_name})(?![A-Za-z0-9])", re.IGNORECASE)
+    mask = masker(node.options())
+
+    def scrub(text: str) -> str:
+        text = pattern.sub(lambda match: known[match[0].lower()], mask(text))
+        return PATH.sub("<path>", ADDRESS.sub("<address>", text))
+
+    return scrub
 
 
-def pack(t: Trial, outcome: str, to: Path) -> None:
+def pack(trial: NodeTrial, outcome: str, to: Path) -> None:
     """Write the bundle: the outcome, facts of the GPUs, rows and logs, all scrubbed. Raises OSError."""
-    gpus = [{**g, "id": "", "pci": ""} for node in t.steps["nodes"].document.get("nodes", ()) for g in node["gpus"]]
-    paths = (p for p in sorted(t.folder.rglob("*")) if p.suffix in (".csv", ".log") or p.name == "provenance.json")
-    texts, scrub = {str(p.relative_to(t.folder)): p.read_text(errors="replace") for p in paths}, scrubber(t)
+    gpus = []
+    for node in trial.steps["nodes"].document.get("nodes", ()):
+        gpus += [gpu | {"id": "", "pci": ""} for gpu in node["gpus"]]
+    texts = {"selftest.json": outcome, "gpus.json": json.dumps(gpus, indent=1)}
+    for path in sorted(trial.folder.rglob("*")):
+        if path.suffix in (".csv", ".log") or path.name == "provenance.json":
+            texts[str(path.relative_to(trial.folder))] = path.read_text(errors="replace")
+    scrub = scrubber(trial)
     with tarfile.open(to, "w:gz") as archive:
-        for name, text in {"selftest.json": outcome, "gpus.json": json.dumps(gpus, indent=1), **texts}.items():
-            data, member = scrub(text[-(4 << 20) :]).encode("utf-8", "replace"), tarfile.TarInfo(scrub(name))
+        for name, text in texts.items():
+            data = scrub(text[-(4 << 20) :]).encode("utf-8", "replace")
+            member = tarfile.TarInfo(scrub(name))
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))

@@ -1,5 +1,7 @@
 """Proves that AITER uses tuned rows and computes them correctly: runs it on a node's slots and reads its output.
 
+`verify_on` deals the rows to the slots of a node, runs the worker there, and gives each line to a `VerifyReader`.
+
 A row needs two proofs. AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
 tuned .. in FILE, kernel name is ..`). And the operator's own run was correct (`Shape | Kernel(us) | E2E(us) | Status`
 of --run_config, with or without the second column; a `keys:` line after each shape since 2026-05). An AITER that lacks
@@ -14,15 +16,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Literal, Protocol
 
 from orchestrator import clean
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.write import csv_text
+from orchestrator.results import Document
 from orchestrator.tables.tuned import kernel_of, number_of
 from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "
+"""Begins a line of JSON of the worker itself: the AITER that it found, and at last its exit code."""
+AT_ONCE = 5
+"""Most slots of a node at a time: a connection has this many channels, beside those for cleaning up."""
+MOST_LINES = 20
+"""Last lines of a slot that are kept for its answer."""
+_COMPILED = ("ck", "cktile", "opus")
+Cells = Mapping[str, str]
+Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
+"""The files of a verification, given the slots."""
 Outcome = Literal["ok", "mismatch", "error", "not run"]
 
 _HIT = re.compile(r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+).{0,400}?\bis tuned\b")
@@ -57,114 +70,135 @@ class VerifiedRow:
     def proven(self) -> bool:
         return self.selected and self.verdict == "ok"
 
+    def to_json(self) -> Document:
+        names = ("kernel", "selected", "verdict", "us", "tuned_us", "why")
+        return self.key | {name: getattr(self, name) for name in names}
+
 
 @dataclass(slots=True)
 class Verified:
     """One node's answer. `aiter`: the version that AITER reports. `why`: the reason why nothing could be run, "" if it
-    could."""
+    could. `code`: the exit code of AITER's own check. `last`: the last lines."""
 
     node: str
     rows: list[VerifiedRow]
-    aiter: dict[str, Any] = field(default_factory=dict)
+    aiter: Document = field(default_factory=dict)
     why: str = ""
     code: int | None = None
     last: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """The answer in the document of `verify`."""
-        names = ("kernel", "selected", "verdict", "us", "tuned_us", "why")
-        rows = [{**r.key, **{n: getattr(r, n) for n in names}} for r in self.rows]
+        rows = [row.to_json() for row in self.rows]
         return {"node": self.node, "why": self.why, "aiter": self.aiter, "code": self.code, "rows": rows}
 
 
-class Reading:
-    """Reads the lines of one node as they arrive."""
+class VerifyReader:
+    """Reads the lines of one slot as they arrive. `answer`: the rows with their proofs so far."""
 
-    def __init__(self, node: str, rows: Iterable[Mapping[str, str]], family: Family) -> None:
+    def __init__(self, node: str, rows: Iterable[Cells], family: Family) -> None:
         self._family = family
-        self.found = Verified(node, [
-            VerifiedRow({n: r.get(n, "") for n in family.key_names}, kernel_of(r), number_of(r.get("us", "")))
-            for r in rows
-        ])  # fmt: skip
+        self.answer = Verified(node, [])
         self._by_numbers: dict[tuple[str, ...], list[VerifiedRow]] = {}
-        for row in self.found.rows:
-            numbers = tuple(row.key[c.name] for c in family.columns if c.kind == "int")
-            self._by_numbers.setdefault(numbers, []).append(row)
+        sizes = [column.name for column in family.columns if column.kind == "int"]
+        for cells in rows:
+            key = {name: cells.get(name, "") for name in family.key_names}
+            row = VerifiedRow(key, kernel_of(cells), number_of(cells.get("us", "")))
+            self.answer.rows.append(row)
+            self._by_numbers.setdefault(tuple(key[name] for name in sizes), []).append(row)
         self._current: list[VerifiedRow] = []
 
-    def line(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Read one clean line."""
         if line.startswith(MARK):
-            self._marked(line.removeprefix(MARK))
+            self._read_document(line.removeprefix(MARK))
             return
-        self.found.last = [*self.found.last[-19:], line] if line else self.found.last
+        if line:
+            self.answer.last = [*self.answer.last, line][-MOST_LINES:]
         if "is tuned" in line:
-            self._hit(line)
+            self._read_lookup(line)
         elif "[fused_moe]" in line:
-            self._moe(line)
+            self._read_moe_lookup(line)
         elif "|" in line:
-            self._result(line)
+            self._read_result(line)
         elif line.startswith("reason: "):
             for row in self._current:
                 row.why = line.removeprefix("reason: ")[:300]
 
-    def _marked(self, text: str) -> None:
+    def _read_document(self, text: str) -> None:
         """Read a line of the worker itself, not of AITER."""
-        document: dict[str, Any] = {}
+        document: Document = {}
         with suppress(ValueError, RecursionError):
             document = clean.document(json.loads(text))
         if "code" in document:
-            self.found.code = clean.integer(document["code"])
+            self.answer.code = clean.integer(document["code"])
         elif document:
-            self.found.aiter = document
-            self.found.why = "" if document.get("supported") else str(document.get("why") or "this AITER cannot verify")
+            self.answer.aiter = document
+            self.answer.why = ""
+            if not document.get("supported"):
+                self.answer.why = str(document.get("why") or "this AITER cannot verify")
 
-    def _hit(self, line: str) -> None:
+    def _read_lookup(self, line: str) -> None:
         """Read a line on a lookup that took a row. The row must have the M, the kernel and the types of the line."""
-        found, table = _HIT.search(line), str(self.found.aiter.get("table", ""))
-        if found is None or (table and f" in {table}" not in line):
+        hit = _HIT.search(line)
+        table = str(self.answer.aiter.get("table", ""))
+        if hit is None or (table and f" in {table}" not in line):
             return
-        padded, kernel, kind = _PADDED.search(line), _KERNEL.search(line), _TYPE.search(line)
-        sizes = (found["B"], padded[1] if padded else found["M"], found["N"], found["K"])
+        padded = _PADDED.search(line)
+        m = padded[1] if padded else hit["M"]
+        sizes = tuple(size for size in (hit["B"], m, hit["N"], hit["K"]) if size)
         types = {_COLUMN.get(name, name): value for name, value in _TYPED.findall(line)}
-        types |= {"q_dtype_w": kind[1]} if kind else {}
-        for row in self._by_numbers.get(tuple(x for x in sizes if x), ()):
-            if kernel is None or kernel[1] in ("", row.kernel):  # hipBLASLt's are not named
-                row.selected |= all(row.key.get(name, value) == value for name, value in types.items())
+        kind = _TYPE.search(line)
+        if kind:
+            types["q_dtype_w"] = kind[1]
+        kernel = _KERNEL.search(line)
+        # several rows of a table may have these sizes and differ in their types
+        for row in self._by_numbers.get(sizes, ()):
+            if kernel and kernel[1] not in ("", row.kernel):  # hipBLASLt's are not named
+                continue
+            if all(row.key.get(name, value) == value for name, value in types.items()):
+                row.selected = True
 
-    def _moe(self, line: str) -> None:
-        if found := _FMOE.search(line):
-            numbers = _NUMBER.findall(found[2].split("Activation")[0])[-5:]
-            for row in self.found.rows:
-                same = numbers == [row.key[n] for n in self._family.key_names[:5]]
-                row.selected |= same and row.kernel.split(" + ")[0] == found[1].strip("'")
-
-    def _result(self, line: str) -> None:
-        found = _RESULT.match(line)
-        if found is None:
+    def _read_moe_lookup(self, line: str) -> None:
+        """Read a line on a mixture of experts that took a row. It names the first kernel and the five sizes."""
+        hit = _FMOE.search(line)
+        if hit is None:
             return
-        numbers = _NUMBER.findall(re.sub(r"torch\.\w+", "", found["shape"]))
-        rows = self._by_numbers.get(tuple(numbers), [])
-        if not rows:  # other text around the numbers: all numbers of a row must be there, in order
-            rows = [r for n, some in self._by_numbers.items() if _within(n, numbers) for r in some]
-        waiting = [r for r in rows if r.verdict == "not run"]
-        types = [r for r in waiting if all(v in line for v in r.key.values() if v.startswith("torch."))]
-        self._current = (types or waiting)[:1]
+        kernel = hit[1].strip("'")
+        numbers = _NUMBER.findall(hit[2].split("Activation")[0])[-5:]
+        for row in self.answer.rows:
+            sizes = [row.key[name] for name in self._family.key_names[:5]]
+            if sizes == numbers and row.kernel.split(" + ")[0] == kernel:
+                row.selected = True
+
+    def _read_result(self, line: str) -> None:
+        """Read a line of results. It belongs to the first row of its shape, and of its types, that has no result."""
+        result = _RESULT.match(line)
+        if result is None:
+            return
+        numbers = _NUMBER.findall(re.sub(r"torch\.\w+", "", result["shape"]))
+        rows = self._by_numbers.get(tuple(numbers))
+        if rows is None:  # other text around the numbers
+            rows = []
+            for sizes, some in self._by_numbers.items():
+                if _is_within(sizes, numbers):
+                    rows += some
+        waiting = [row for row in rows if row.verdict == "not run"]
+        typed = [row for row in waiting if all(text in line for text in _types_of(row))]
+        self._current = (typed or waiting)[:1]
         for row in self._current:
-            row.verdict, row.us = _STATUS.get(found["status"], "error"), number_of(found["us"])
+            row.verdict = _STATUS.get(result["status"], "error")
+            row.us = number_of(result["us"])
 
 
-def _within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
+def _types_of(row: VerifiedRow) -> list[str]:
+    return [value for value in row.key.values() if value.startswith("torch.")]
+
+
+def _is_within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
+    """Return whether all wanted numbers are there in this order."""
     rest = iter(numbers)
-    return all(n in rest for n in wanted)
-
-
-AT_ONCE = 5
-"""Most slots of a node at a time: a connection has this many channels, beside those for cleaning up."""
-_COMPILED = ("ck", "cktile", "opus")
-Cells = Mapping[str, str]
-Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
-"""The files of a verification, given the slots."""
+    return all(number in rest for number in wanted)
 
 
 class Host(Protocol):
@@ -181,7 +215,7 @@ class Host(Protocol):
 def verify_on(
     deployed: Callable[[Files], AbstractContextManager[Host]],
     node: str,
-    of: Family,
+    family: Family,
     rows: Sequence[Cells],
     say: Callable[[str], None],
 ) -> Verified:
@@ -190,59 +224,66 @@ def verify_on(
     shares: dict[str, list[int]] = {}
 
     def files(slots: tuple[str, ...]) -> dict[str, bytes]:
-        shares.update(zip(slots, shared(rows, of.name, len(slots)), strict=True))
-        return {_file(slot): _table([rows[i] for i in mine]) for slot, mine in shares.items() if mine}
+        shares.update(zip(slots, share_rows(rows, family.name, len(slots)), strict=True))
+        return {_file(slot): _table([rows[i] for i in share]) for slot, share in shares.items() if share}
 
-    def one(place: Host, slot: str) -> Verified:
-        reading = Reading(node, [rows[i] for i in shares[slot]], of)
+    def verify_slot(host: Host, slot: str) -> Verified:
+        reader = VerifyReader(node, [rows[i] for i in shares[slot]], family)
 
-        def line(text: str) -> None:
-            reading.line(text)
+        def read_line(text: str) -> None:
+            reader.read_line(text)
             say(f"{slot}: {text}")
 
+        words = ["verify", _file(slot), "--family", family.name, "--slot", slot, "--until-eof"]
         try:
-            ended = place.run(["verify", _file(slot), "--family", of.name, "--slot", slot, "--until-eof"], line)
+            end = host.run(words, read_line)
         except OrchestratorError as e:
-            ended = e.reason
-        if not reading.found.aiter and not reading.found.why:
-            reading.found.why = f"the worker {ended}"
-        return reading.found
+            end = e.reason
+        answer = reader.answer
+        if not answer.aiter and not answer.why:
+            answer.why = f"the worker {end}"
+        return answer
 
     try:
-        with deployed(files) as place:
-            busy = [s for s in place.slots if shares[s]]
+        with deployed(files) as host:
+            busy = [slot for slot in host.slots if shares[slot]]
             with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
-                found = dict(zip(busy, pool.map(lambda s: one(place, s), busy), strict=True))
+                answers = list(pool.map(partial(verify_slot, host), busy))
     except OrchestratorError as e:
-        return Verified(node, Reading(node, rows, of).found.rows, why=e.reason)
-    return _together(node, len(rows), shares, found)
+        return Verified(node, VerifyReader(node, rows, family).answer.rows, why=e.reason)
+    return _join_slots(node, len(rows), shares, dict(zip(busy, answers, strict=True)))
 
 
-def shared(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:
+def share_rows(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:
     """The numbers of the rows for each slot. Rows with the same compiled kernel stay together, so that it is compiled
     once."""
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        compiled = backend_of(family, row) in _COMPILED
-        groups.setdefault(row.get("kernelName", "") if compiled else f"\0{i}", []).append(i)
-    out: list[list[int]] = [[] for _ in range(slots)]
-    for group in sorted(groups.values(), key=lambda g: (-len(g), g)):
-        min(out, key=len).extend(group)
-    return [sorted(mine) for mine in out]
+        kernel = row.get("kernelName", "")
+        if backend_of(family, row) not in _COMPILED:
+            kernel = f"\0{i}"
+        groups.setdefault(kernel, []).append(i)
+    shares: list[list[int]] = [[] for _ in range(slots)]
+    # the largest group first, each to the slot with the fewest rows
+    for group in sorted(groups.values(), key=lambda group: (-len(group), group)):
+        min(shares, key=len).extend(group)
+    return [sorted(share) for share in shares]
 
 
-def _together(name: str, rows: int, shares: Mapping[str, Sequence[int]], found: Mapping[str, Verified]) -> Verified:
+def _join_slots(
+    node: str, count: int, shares: Mapping[str, Sequence[int]], answers: Mapping[str, Verified]
+) -> Verified:
     """Join the answers of the slots. If a slot could not verify, its rows stay unproven, with its reason."""
-    good = [v for v in found.values() if not v.why]
-    first = (good or list(found.values()))[0]
-    by_row = {}
-    for slot, one in found.items():
-        for i, row in zip(shares[slot], one.rows, strict=True):
-            row.why = row.why or (f"slot {slot}: {one.why}" if one.why else "")
-            by_row[i] = row
-    failed = next((v for v in found.values() if v.code), first)
-    why = "" if good else first.why
-    return Verified(name, [by_row[i] for i in range(rows)], first.aiter, why, failed.code, failed.last)
+    rows = {}
+    for slot, answer in answers.items():
+        for i, row in zip(shares[slot], answer.rows, strict=True):
+            if answer.why and not row.why:
+                row.why = f"slot {slot}: {answer.why}"
+            rows[i] = row
+    able = [answer for answer in answers.values() if not answer.why]
+    first = next(iter(able or answers.values()))
+    failed = next((answer for answer in answers.values() if answer.code), first)
+    return Verified(node, [rows[i] for i in range(count)], first.aiter, first.why, failed.code, failed.last)
 
 
 def _file(slot: str) -> str:
@@ -251,4 +292,4 @@ def _file(slot: str) -> str:
 
 def _table(rows: Sequence[Cells]) -> bytes:
     header = list(dict.fromkeys(name for row in rows for name in row))
-    return csv_text(header, ([row.get(n, "") for n in header] for row in rows)).encode()
+    return csv_text(header, ([row.get(name, "") for name in header] for row in rows)).encode()

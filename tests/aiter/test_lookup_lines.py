@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.results.verify import Reading
+from orchestrator.results.verify import VerifyReader
 from orchestrator.shapes.aiter_log import key_of, read_line
 from tests.aiter.checkout import VERSIONS, needs_checkout, show
 from worker.families import FAMILIES
@@ -70,8 +70,8 @@ def test_every_miss_and_every_hit_is_read(version: str) -> None:
         of = get_family(MXSCALE if "is tuned on gfx" in text else family)
         row = {c.name: c.default or "" for c in of.columns} | {k: VALUES[k] for k in of.key_names if k in VALUES}
         row |= {"outdtype": BF16} if family == "a16w16" else {}
-        reading = Reading("a", [{**row, "kernelName": "kern", "us": "1.0"}], of)
-        reading.line("[aiter] " + text)
-        assert [r.selected for r in reading.found.rows] == [True], text
+        reading = VerifyReader("a", [{**row, "kernelName": "kern", "us": "1.0"}], of)
+        reading.read_line("[aiter] " + text)
+        assert [r.selected for r in reading.answer.rows] == [True], text
     assert len(misses) >= 5
     assert len(hits) >= 2

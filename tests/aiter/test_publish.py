@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.configs.merge import to_publish
-from orchestrator.results.export import RunFacts
+from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables.check import Build
 from orchestrator.tables.publish import publish
 from orchestrator.tables.tuned import read_table

@@ -129,7 +129,7 @@ def test_a_command_that_takes_too_long_is_ended_and_leaves_nothing(
     inventory = planted(bench, "newest", monkeypatch)
     monkeypatch.setenv("STANDIN_PACE_S", "60")
     bench.runs.mkdir()
-    trial = selftest.Trial(bench.runs, inventory, None, 40.0)  # the check of the node comes first
+    trial = selftest.NodeTrial(bench.runs, inventory, None, 40.0)  # the check of the node comes first
     step = trial.a4w4()
     assert (step.cut, step.why, step.run.is_dir()) == ("the time was over", "the time was over", True)
     assert {s.result().cut for s in trial.others.values()} == {"the time was over"}

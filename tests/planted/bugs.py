@@ -265,8 +265,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "unjudged-rows-pass", 15, "orchestrator/results/comparison.py",
-        '1 if regression else 4 if out["open"] else 0',
-        "1 if regression else 0",
+        'return 4 if results["open"] else 0',
+        "return 0",
         "`compare` ends with 0 where rows could not be judged.",
         ("tests/unit/results/test_compare_command.py::test_rows_for_a_second_look",),
     ),

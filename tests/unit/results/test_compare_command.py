@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from benchmarks.compare import Simulated, rates
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
-from orchestrator.results.compare import Floats, judge
+from orchestrator.results.verdicts import Floats, judge
 
 HEADER = "kernel,B,M,N,K,us,run"
 

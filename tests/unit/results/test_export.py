@@ -17,7 +17,8 @@ from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
-from orchestrator.results.export import RunFacts, candidates, export, provenance, winners
+from orchestrator.results.export import candidates, export, provenance, winners
+from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables.kinds import read_records
 from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import merge

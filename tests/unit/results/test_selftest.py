@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from orchestrator.results import selftest
-from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, Step, Trial, scrubber, tried
+from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, NodeTrial, Step, scrubber, tried
 from tests.standins.aiter import make_tree
 from tests.support.command import command
 from worker.aiter_tree.locate import NotATreeError, pick, tree_at
 
 
-def trial(folder: Path, seconds: float = 0.0, node: str = "zeus") -> Trial:
+def trial(folder: Path, seconds: float = 0.0, node: str = "zeus") -> NodeTrial:
     """A trial that may run nothing."""
     inventory = folder / "inv.yaml"
     inventory.write_text(f"nodes:\n  {node}: {{host: zeus.corp.example, transport: ssh, user: hera}}\n")
-    return Trial(folder, inventory, None, seconds)
+    return NodeTrial(folder, inventory, None, seconds)
 
 
 def test_nothing_is_tried_once_the_time_is_over(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_nothing_is_tried_once_the_time_is_over(tmp_path: Path) -> None:
 
 
 def test_a_check_that_breaks_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(t: Trial) -> tuple[bool, str]:
+    def broken(t: NodeTrial) -> tuple[bool, str]:
         raise KeyError("us")
 
     checks = ((1, "a", lambda t: (True, "x")), (2, "b", broken), (3, "c", lambda t: (False, "y")))
@@ -44,7 +44,7 @@ def test_a_check_that_breaks_does_not_end_the_others(tmp_path: Path, monkeypatch
 def test_ctrl_c_means_what_it_meant_before_however_the_command_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ended(t: Trial) -> tuple[bool, str]:
+    def ended(t: NodeTrial) -> tuple[bool, str]:
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
@@ -57,7 +57,7 @@ def test_ctrl_c_means_what_it_meant_before_however_the_command_ends(
         signal.signal(signal.SIGINT, before)
 
 
-class Recorded(Trial):
+class Recorded(NodeTrial):
     """A trial whose a4w4 run is made up."""
 
     def __init__(self, folder: Path, gpus: list[int], readings: list[tuple[int, str]], us: list[float]) -> None:
@@ -74,12 +74,12 @@ class Recorded(Trial):
 class Answers(Step):
     """A step whose ledger is its document."""
 
-    def query(self, sql: str, *values: str) -> list[list[Any]]:
+    def query(self, sql: str) -> list[list[Any]]:
         rows: list[list[Any]] = self.document[sql]
         return rows
 
 
-def check(number: int, t: Trial) -> tuple[bool, str]:
+def check(number: int, t: NodeTrial) -> tuple[bool, str]:
     return selftest.CHECKS[number - 1][2](t)
 
 

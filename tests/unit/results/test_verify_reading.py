@@ -10,17 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.families import get_family
-from orchestrator.results.verify import Reading, VerifiedRow
+from orchestrator.results.verify import VerifiedRow, VerifyReader
 
 BEGIN = 'GEMMFLEET-VERIFY {"supported": true, "table": "/t/tuned.csv", "gfx": "gfx950", "cu_num": 256}'
 
 
 def read(family: str, rows: list[dict[str, Any]], *lines: str) -> list[VerifiedRow]:
-    reading = Reading("a", [{k: str(v) for k, v in r.items()} for r in rows], get_family(family))
+    reading = VerifyReader("a", [{k: str(v) for k, v in r.items()} for r in rows], get_family(family))
     for line in (BEGIN, *lines, 'GEMMFLEET-VERIFY {"code": 0}'):
-        reading.line(line)
-    assert (reading.found.why, reading.found.code) == ("", 0)
-    return reading.found.rows
+        reading.read_line(line)
+    assert (reading.answer.why, reading.answer.code) == ("", 0)
+    return reading.answer.rows
 
 
 A = {"M": 128, "N": 512, "K": 1024, "kernelName": "k", "us": 5.0}
@@ -102,6 +102,6 @@ def test_every_family(family: str, rows: list[dict[str, Any]], lines: list[str],
 def test_no_line_makes_it_fall(text: str) -> None:
     hit = f"shape is M:128, N:512, K:1024{text} is tuned{text}"
     lines = (text, hit, f"{text}|{text}| OK", "GEMMFLEET-VERIFY " + text, f"[fused_moe] {text}")
-    reading = Reading("a", [{k: str(v) for k, v in A.items()}], get_family("a4w4_blockscale"))
+    reading = VerifyReader("a", [{k: str(v) for k, v in A.items()}], get_family("a4w4_blockscale"))
     for line in lines:
-        reading.line(line.replace("\n", " "))
+        reading.read_line(line.replace("\n", " "))

@@ -1,0 +1,135 @@
+"""The worth of a run's winners: their gain over the calls of a workload, and over the median candidate.
+
+Also the note on winners whose times are not to be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from orchestrator.command_hints import command
+from orchestrator.families import grid_point
+from orchestrator.files.read import read_json
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.paths import RunPaths
+from orchestrator.shapes.model import NOW, numbers
+from orchestrator.shapes.reader import read_shapes
+from orchestrator.tables.tuned import Key, read_table
+from worker.families import Family
+from worker.text import and_more, plural
+
+MOST_NAMED = 4
+SIGMA = 1.4826
+"""The standard deviation of a normal distribution over half its interquartile range."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeGain:
+    """A shape of the workload. Times of a call are in microseconds, with the standard deviation of their difference."""
+
+    key: Key
+    calls: float
+    before_us: float
+    after_us: float
+    sigma_us: float = 0.0
+
+    @property
+    def won_us(self) -> float:
+        """Microseconds that its calls gain (negative: lose)."""
+        return self.calls * (self.before_us - self.after_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The gain of a run. `rows`: shapes with times before and after, the largest gain first. `left_out`: others."""
+
+    rows: tuple[ShapeGain, ...]
+    left_out: tuple[Key, ...]
+
+    @property
+    def before_us(self) -> float:
+        return sum(row.calls * row.before_us for row in self.rows)
+
+    @property
+    def won_us(self) -> float:
+        return sum(row.won_us for row in self.rows)
+
+    @property
+    def sigma_us(self) -> float:
+        """Standard deviation of `won_us`. The calls of a shape share one error; errors of shapes are independent."""
+        return math.hypot(*(row.calls * row.sigma_us for row in self.rows))
+
+
+def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, float], family: Family) -> Gain:
+    """The gain of a run. A shape without a row takes the row of its padded M, as AITER's lookup does. If there is no
+    such row either, its time does not change."""
+    after = {winner.key: (winner.us, SIGMA * winner.row.get("spread", 0.0)) for winner in ledger.winners()}
+    rows = []
+    left_out = []
+    for key, count in calls.items():
+        keys = (key, grid_point(key, family, "fine"), grid_point(key, family, "coarse"))
+        before_us = next((before[k] for k in keys if k in before), None)
+        if before_us is None:
+            left_out.append(key)
+            continue
+        us, spread = next((after[k] for k in keys if k in after), (before_us, 0.0))
+        # a table has no spread: we assume that the time before has the same error as the time after
+        rows.append(ShapeGain(key, count, before_us, us, spread * math.hypot(before_us, us)))
+    rows.sort(key=lambda row: -row.won_us)
+    return Gain(tuple(rows), tuple(left_out))
+
+
+def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, family: Family) -> dict[Key, float]:
+    """Times before the run in microseconds. They come from `table`'s rows of its chip; else from the rows that its
+    merge found (if the old kernel was measured beside the new one, that time); else from the column now_us of its
+    shapes. Raises InputError."""
+    times: dict[Key, float] = {}
+    if paths.annotations.exists():
+        times |= numbers(read_shapes(paths.annotations, family), NOW)
+    if paths.merge.exists():
+        for row in read_json(paths.merge)["rows"]:
+            us = row["old_us"]
+            if row.get("rival_us") and row.get("judged") == "same profile":
+                us = row["rival_us"]
+            if us and all(name in row["key"] for name in family.key_names):
+                times[tuple(row["key"][name] for name in family.key_names)] = us
+    if table is not None:
+        chips = {family.chip(winner.gfx, winner.cu_num or 0) for winner in ledger.winners()}
+        for line in read_table(table, family, doubled=True).rows:
+            if line.us is not None and line.key[:2] in chips:
+                times[line.key[2:]] = line.us
+    return times
+
+
+def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
+    """The gain over the median candidate, for each of these shapes that has other candidates (1.0: the choice made no
+    difference). Candidates are the correct ones of the settling attempt, with their first measurements."""
+    wanted = set(shapes)
+    winners = {winner.shape: winner for winner in ledger.winners() if winner.shape in wanted}
+    ids = ", ".join(str(int(shape)) for shape in winners)
+    rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({ids})")
+    others: dict[int, list[float]] = {}
+    for shape, us, row_id, attempt in rows:
+        winner = winners[shape]
+        if attempt == winner.attempt and row_id != winner.id:
+            others.setdefault(shape, []).append(us)
+    return {shape: median(times) / winners[shape].us for shape, times in others.items()}
+
+
+def noise_note(shapes: Sequence[str], run: str) -> str:
+    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy. `run`: as it is typed.
+
+    The leaders are measured again before one of them wins. If the winner then takes another time than at first,
+    something disturbed the machine, and neither its time nor the choice can be trusted.
+    """
+    if not shapes:
+        return ""
+    return (
+        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, the time differs"
+        f" from the first by more than both spreads explain ({and_more(shapes, MOST_NAMED)}); measure again:"
+        f" {command(f'retry {run} --noisy')}"
+    )

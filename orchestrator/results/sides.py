@@ -1,0 +1,355 @@
+"""Reads the two sides of `compare`: their times from CSVs, and the records of the environments that measured them.
+
+`read_sides` reads all files; `differences` and `in_turn` compare the records. `comparison.py` judges the times.
+
+Every fault names file and line. An environment record is `NAME.env.json` beside `NAME.csv`, or `environment.json`: one
+JSON object of plain values (docs/reference/files.md lists the known fields). `switches` holds an object of environment
+variables. Other fields are shown and compared as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from orchestrator import clean
+from orchestrator.errors import InputError
+from orchestrator.files.faults import Faults, escaped, shown
+from orchestrator.files.read import csv_records, read_bytes
+from orchestrator.paths import RunPaths
+from orchestrator.results.bench import ENV_FORMAT, MEASURED
+from orchestrator.results.measurement_csv import read_header
+from orchestrator.results.rocprof import is_rocprof, timings
+from orchestrator.tables.locate import locate
+from worker.families import FAMILIES, NULLS
+from worker.text import plural
+
+TIMES = ("us", "time_us")
+# columns that name the kernel: the first set that the file has
+KERNELS = (
+    ("kernel",), ("backend", "op"), ("kernelName",), ("kernelName1", "kernelName2"), ("kernelName1",), ("backend",),
+)  # fmt: skip
+ANY_KERNEL = "any"
+"""The kernel of all rows if the column that names it is left out."""
+RUNS = ("run", "repeat")
+CHIP = ("gfx", "cu_num")
+CONFIG = "aiter_config"
+"""The column of the file, bucket and values of the config that a row was measured with."""
+_OUR_RESULTS = {name for family in FAMILIES.values() for name in family.result_columns}
+_OUR_KEYS = {name for family in FAMILIES.values() for name in family.key_names}
+# columns that describe a measurement, and belong neither to the shape nor to the kernel
+RESULTS = {
+    *(_OUR_RESULTS - _OUR_KEYS - {"splitK", "libtype"}),
+    "attempt", "node", "slot", "spread", "samples", "margin", "winner", "detail", "unconfirmed", "env",
+    "gbps", "GB/s", "tflops", "TFLOPS", "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors",
+    "captured", "timestamp", "_tag", "op", "timer", "fastest", "order", "status", CONFIG, *TIMES, *RUNS, *CHIP,
+}  # fmt: skip
+MAX_REPEATS = 100
+MAX_LINES = 1_000_000
+MAX_RECORD = 256 * 1024
+"""Bytes of an environment record."""
+# The meaning of a difference in a field, the most serious first. machine: no verdict on the software is possible.
+# method: measured in another way or on another card. test: the comparison is about it. name: no meaning.
+KINDS = {
+    "machine": ("gfx", "gpu", "cu_num"),
+    "method": ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks"),
+    "other": (),
+    "test": ("triton_version", "triton_commit", "llvm_commit", "configs"),
+    "name": ("format", "env", "captured", "order", "session", "side", "python", "under_test"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSide:
+    """One side of a comparison: the times of its CSVs, and the records of the environments that measured them.
+
+    `rows` has a row for each repeat: `kernel`, the shape's columns as text, `us`, and `aiter_config` if a file has it.
+    `fields` joins all records, and adds the chip that the rows name. `notes` list the rows that were left out.
+    """
+
+    name: str
+    files: list[Path]
+    rows: pd.DataFrame
+    records: list[dict[str, str]]
+    fields: dict[str, str]
+    notes: list[str]
+
+
+def read_sides(sources: Mapping[str, Sequence[str]], runs: Path, dropped: Sequence[str] = ()) -> list[ComparedSide]:
+    """Reads the sides, each given as files, folders or runs, without the `dropped` columns.
+
+    All files must have the same shape columns. A file that is given twice counts once. Raises InputError with the
+    faults of all files.
+    """
+    faults: list[str] = []
+    sides: list[ComparedSide] = []
+    shapes: dict[Path, set[str]] = {}
+    for name, side_sources in sources.items():
+        files = list({path.resolve(): path for source in side_sources for path in _csv_files(source, runs)}.values())
+        parts: list[pd.DataFrame] = []
+        notes: list[str] = []
+        for path in files:
+            try:
+                rows = _read_rows(path, dropped, notes)
+            except InputError as e:
+                faults += e.faults
+                continue
+            parts.append(rows)
+            shapes[path] = {*rows.columns} - {"us", *CHIP, CONFIG}
+            first, first_shape = next(iter(shapes.items()))
+            odd = sorted(shapes[path] ^ first_shape)
+            if odd:
+                faults.append(
+                    f"{escaped(str(path))}:1: the columns of its shape differ from those of {escaped(str(first))} by"
+                    f" {', '.join(map(shown, odd))}: leave out columns that are not part of a shape with"
+                    " --ignore-column NAME"
+                )
+        if not faults:
+            sides.append(_make_side(name, files, parts, notes, faults))
+    if faults:
+        raise InputError(faults)
+    return sides
+
+
+def _csv_files(source: str, runs: Path) -> list[Path]:
+    """The file of that name, the CSVs with times in a folder, or the best result file of a run. Raises InputError."""
+    kind, path = locate(source, runs)
+    if kind == "file":
+        return [path]
+    if kind == "folder":
+        files = [p for p in sorted(path.glob("*.csv")) if p.is_file() and {*TIMES} & {*read_header(p)}]
+    else:
+        run = RunPaths(path)
+        files = [p for p in (run.bench_runs, run.profile, run.tuned) if p.is_file()][:1]
+    if not files:
+        raise InputError(
+            f"{escaped(source)}: holds no CSV of timings (columns kernel, the shape's, us), and is not"
+            " a finished run (with bench_runs.csv, profile.csv or tuned.csv)"
+        )
+    return files
+
+
+def _make_side(
+    name: str, files: list[Path], parts: Sequence[pd.DataFrame], notes: list[str], faults: list[str]
+) -> ComparedSide:
+    """A side from the rows of its files. Adds to `faults` if they are of several chips, or if there is no row."""
+    rows = pd.concat(parts, ignore_index=True)
+    names = ", ".join(escaped(str(path)) for path in files)
+    fields: dict[str, str] = {}
+    for column in CHIP:
+        if column not in rows:
+            continue
+        chips = sorted({*rows.pop(column).dropna()} - NULLS)
+        if chips:
+            fields[column] = chips[0]
+        if len(chips) > 1:
+            faults.append(f"{names}: holds rows of several chips ({column} {', '.join(chips)}): split the file by chip")
+    if rows.empty:
+        faults.append(f"{names}: no row has a time")
+    beside = dict.fromkeys(p for f in files for p in (f.with_suffix(".env.json"), f.with_name("environment.json")))
+    records = [read_record(path) for path in beside if path.is_file()]
+    return ComparedSide(name, files, rows, records, fields | _joined(records), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of a file: of its times, of the names of its kernels, of its shapes. `is_unnamed`: the user left out
+    the name of the kernel."""
+
+    names: list[str]
+    time: str
+    kernel: tuple[str, ...]
+    shape: list[str]
+    is_unnamed: bool
+
+    @classmethod
+    def find(cls, names: list[str], dropped: Sequence[str]) -> _Columns:
+        time = next((name for name in TIMES if name in names), "")
+        kernel = next((columns for columns in KERNELS if {*columns} <= {*names}), ())
+        shape = [name for name in names if name not in {*RESULTS, *kernel, *dropped}]
+        return cls(names, time, kernel, shape, bool({"kernel", *kernel} & {*dropped}))
+
+    def fault(self, *, needs_shape: bool) -> str:
+        """The fault of a header with these columns, "" for none."""
+        doubled = [name for name in self.names if self.names.count(name) > 1]
+        if not all(self.names):
+            return "a column has no name: name it or drop it"
+        if doubled:
+            return f"column {shown(doubled[0])} is there {self.names.count(doubled[0])} times: drop one"
+        if not self.time:
+            return "has no column us or time_us"
+        if not self.kernel:
+            return "has no column kernel (or kernelName, or backend)"
+        if not self.shape and (needs_shape or self.is_unnamed):
+            return "has no column of a shape, such as M,N,K"
+        return ""
+
+
+def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
+    """The rows of a file that have a time. Adds the rows left out to `notes`. Raises InputError with the file's
+    faults."""
+    where = escaped(str(path))
+    faults = Faults(path)
+    # the header, and which of its columns mean what
+    records = [(line, cells) for line, _, cells in islice(csv_records(path, None), MAX_LINES + 1) if any(cells)]
+    if not records:
+        raise InputError(f"{where}:1: is empty (columns: none)")
+    (header_line, header), *lines = records
+    names = [name.removeprefix("\ufeff") for name in header]
+    is_profile = is_rocprof(names)
+    if is_profile:
+        names, lines = timings(names, lines, MAX_REPEATS, where)
+    columns = _Columns.find(names, dropped)
+    fault = columns.fault(needs_shape=not is_profile)
+    if not fault and len(lines) == MAX_LINES:
+        fault = f"more than {MAX_LINES:,} lines: compare the tuned tables or a benchmark"
+    if fault:
+        raise InputError(f"{where}:{header_line}: {fault} (columns: {escaped(', '.join(names))[:300] or 'none'})")
+    for line, cells in lines:
+        if len(cells) != len(names):
+            faults.add(f"has {len(cells)} cells, the header {len(names)}; was the file cut short?", line=line)
+    faults.raise_as(InputError)
+
+    # the rows with a time; each keeps the number of its line as index, for the messages
+    frame = pd.DataFrame(
+        [cells for _, cells in lines], index=[line for line, _ in lines], columns=pd.Index(names), dtype=object
+    )
+    measured = frame
+    if "status" in frame:
+        measured = frame[frame["status"].isin(("", *MEASURED))]
+    us = _times(measured[columns.time], columns, faults)
+    for count, why in ((len(frame) - len(measured), "whose status is not ok"), (us.isna().sum(), "without a time")):
+        if count:
+            notes.append(f"{where}: left out {plural(int(count), 'row')} {why}")
+    us = us.dropna()
+
+    # the kernel, the shape and the time of each
+    timed = measured.loc[us.index].replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are the same
+    rows = timed[[*columns.shape, *(name for name in (*CHIP, CONFIG) if name in names)]].assign(us=us)
+    rows.insert(0, "kernel", _kernel_names(measured.loc[us.index], columns))
+    _check_repeats(rows, timed, columns, faults)
+    faults.raise_as(InputError)
+    return rows
+
+
+def _times(cells: pd.Series, columns: _Columns, faults: Faults) -> pd.Series:
+    """The times, NaN for none. Adds a fault for each cell that should be a time."""
+    us = pd.to_numeric(cells, errors="coerce").astype(float)
+    timed = us.where(np.isfinite(us) & (us > 0))
+    if columns.kernel == ("kernel",):
+        wrong = timed.isna()
+    else:  # rows without a time are normal in a tuner's table
+        wrong = us.isna() & ~cells.isin(NULLS)
+    for line, text in cells[wrong].items():
+        what = f"{shown(text)} is not a time: drop the row, or mark it in a column status"
+        faults.add(what, line=int(str(line)), column=columns.time)
+    return timed
+
+
+def _kernel_names(rows: pd.DataFrame, columns: _Columns) -> list[str]:
+    """The kernel of each row, `a + b` if several columns name it."""
+    if columns.is_unnamed:
+        return [ANY_KERNEL] * len(rows)
+    names = rows[[*columns.kernel]].itertuples(index=False, name=None)
+    return [" + ".join(name for name in cells if name not in NULLS) for cells in names]
+
+
+def _check_repeats(rows: pd.DataFrame, timed: pd.DataFrame, columns: _Columns, faults: Faults) -> None:
+    """Add a fault for each row without a kernel, each run that is there twice, and each shape with too many repeats.
+
+    `timed`: the same rows with all their columns, of which `run` or `repeat` numbers the repeats.
+    """
+    # a file without numbers of runs lists the repeats one after the other
+    groups = rows.groupby(["kernel", *columns.shape], sort=False)
+    repeat = groups.cumcount()
+    run = next((timed[name] for name in RUNS if name in timed), repeat)
+    line_of_first = rows.index.to_series().groupby([groups.ngroup(), run]).transform("first")
+    for bad, what in (
+        (rows["kernel"] == "", "names no kernel"),
+        (
+            line_of_first != rows.index,
+            "this run of its kernel and shape is in line {} already: drop one, or number the repeats",
+        ),
+        (repeat == MAX_REPEATS, f"more than {MAX_REPEATS} repeats of one kernel and shape: is a column of it missing?"),
+    ):
+        for line, first in line_of_first[bad].items():
+            faults.add(what.format(first), line=int(str(line)))
+
+
+def _joined(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The fields of several records as one record. Values that differ are listed side by side."""
+    values: dict[str, set[str]] = {}
+    for record in records:
+        for name, value in record.items():
+            values.setdefault(name, set()).add(value)
+    return {name: " | ".join(sorted(texts)) for name, texts in values.items()}
+
+
+def read_record(path: Path) -> dict[str, str]:
+    """A record as text fields; members of an object become `switches.NAME`. Raises InputError."""
+    where = escaped(str(path))
+    try:
+        document = json.loads(read_bytes(path, MAX_RECORD, InputError))
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"{where}:{getattr(e, 'lineno', 1)}: is not JSON: correct it or move it away") from None
+    if not isinstance(document, dict) or document.get("format", ENV_FORMAT) != ENV_FORMAT:
+        raise InputError(f"{where}:1: is not an environment record, which is one JSON object of format {ENV_FORMAT}")
+    fields: dict[str, Any] = {}
+    for name, value in clean.document(document).items():
+        if isinstance(value, dict):
+            fields |= {f"{name}.{member}": text for member, text in value.items()}
+        else:
+            fields[name] = value
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    return {name: text for name, text in texts.items() if text not in ("", "null")}
+
+
+def differences(
+    golden: Mapping[str, str], tot: Mapping[str, str], under_test: Iterable[str] = ()
+) -> list[dict[str, str]]:
+    """The fields that differ, the most serious first: `field`, the values `golden` and `tot` ("" for none), and `kind`.
+
+    Differences of machine and method count only if both sides name them, because a side may have no record.
+    """
+    kinds = {name: kind for kind, names in KINDS.items() for name in names}
+    for record in (golden, tot):
+        under_test = (*under_test, *record.get("under_test", "").split())
+    kinds |= dict.fromkeys(under_test, "test")
+    rows = []
+    for name in dict.fromkeys((*golden, *tot)):
+        kind = kinds.get(name, "other")
+        old = golden.get(name, "")
+        new = tot.get(name, "")
+        is_one_sided = not old or not new
+        if old == new or (is_one_sided and kind in ("machine", "method")):
+            continue
+        rows.append({"field": name, "golden": old, "tot": new, "kind": kind})
+    return sorted(rows, key=lambda row: list(KINDS).index(row["kind"]))
+
+
+def in_turn(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether all records say that the sides took turns in the same sessions.
+
+    Raises InputError if the records of one bench say that the golden side is its later `--env`.
+    """
+    for old, new in product(golden, tot):
+        number = old.get("side", "")
+        later = new.get("side", "")
+        is_numbered = number.isdecimal() and later.isdecimal()
+        if old.get("session") == new.get("session") and is_numbered and int(number) > int(later):
+            raise InputError(
+                f"the sides are swapped: in the bench {escaped(old.get('session', ''))} the golden side here"
+                f" ({escaped(old.get('env', ''))}) was --env number {number}, and the tot side"
+                f" ({escaped(new.get('env', ''))}) was number {later}. Give the file of the earlier --env first"
+            )
+    sessions = {(record.get("order"), record.get("session", "")) for record in golden}
+    if not sessions or sessions != {(record.get("order"), record.get("session", "")) for record in tot}:
+        return False
+    return all(order == "interleaved" for order, _ in sessions)
