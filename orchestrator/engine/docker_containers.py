@@ -21,7 +21,8 @@ import requests.adapters
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from orchestrator.engine.docker import DockerOptions, container_name, engine_error, labels
+from orchestrator.engine.docker_errors import engine_error
+from orchestrator.engine.docker_options import DockerOptions, container_labels, container_name
 from orchestrator.engines import WorkerState
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport.base import Transport
@@ -263,7 +264,7 @@ class DockerEngine:
                 self._options.image,
                 command=["true"],
                 name=f"{self._name(self._slots[0])}-held",
-                labels=labels(self._run, self.node) | {"gemmfleet.slot": self._slots[0]},
+                labels=container_labels(self._run, self.node) | {"gemmfleet.slot": self._slots[0]},
                 host_config=c.create_host_config(binds=list(self._options.volumes)),
             ),
             again=False,
@@ -271,7 +272,7 @@ class DockerEngine:
 
     def tidy(self) -> None:
         """Remove this run's containers on this node, running or not. Other runs' containers stay."""
-        wanted = [f"{k}={v}" for k, v in labels(self._run, self.node).items()]
+        wanted = [f"{k}={v}" for k, v in container_labels(self._run, self.node).items()]
         for one in self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted})):
             self._unless_gone(lambda c, one=one: c.remove_container(one["Id"], force=True, v=True))  # type: ignore[misc]
 

@@ -23,8 +23,8 @@ from orchestrator.command_hints import command
 from orchestrator.controller.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.controller.node_command import lines
 from orchestrator.controller.node_plan import transport_to
-from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import Docker
+from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.files.read import read_bytes

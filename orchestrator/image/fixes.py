@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from orchestrator.controller.facts import NodeFacts
 from orchestrator.controller.node_check import ask_all
 from orchestrator.controller.node_plan import transport_to
-from orchestrator.engine.docker import container_options
 from orchestrator.engine.docker_containers import Docker
+from orchestrator.engine.docker_options import container_options
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, OrchestratorError
 from orchestrator.image.build import SILENCE_S, copy_out, unpack

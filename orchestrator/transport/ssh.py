@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from orchestrator.transport.base import (
     command_line,
     limited,
 )
+from orchestrator.transport.ssh_host import HostRequest
 
 if TYPE_CHECKING:
     from orchestrator.transport.ssh_connection import Hop
@@ -41,20 +41,6 @@ INLINE_BYTES = 16 * 1024
 GRACE_S = 2.0
 """A call that exceeds its limit by this much is stuck in a stalled link."""
 RETRY_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class HostRequest:
-    """The host that the inventory asks for. None: as the ssh_config says."""
-
-    host: str
-    user: str | None = None
-    port: int | None = None
-    identity: str | None = None
-    proxy_jump: str | None = None
-    """Hops as in ssh_config: `[user@]host[:port]`, several separated by commas, or `none`."""
-    config: Path | None = None
-    """An ssh_config to read instead of the user's and the system's."""
 
 
 def left(deadline: float | None) -> float | None:

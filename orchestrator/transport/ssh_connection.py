@@ -33,7 +33,7 @@ from paramiko.auth_strategy import AuthFailure, AuthStrategy, InMemoryPrivateKey
 from paramiko.hostkeys import HostKeyEntry
 
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
-from orchestrator.transport.ssh import HostRequest
+from orchestrator.transport.ssh_host import HostRequest
 
 CONFIGS = (Path("~/.ssh/config"), Path("/etc/ssh/ssh_config"))
 IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
