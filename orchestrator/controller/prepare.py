@@ -41,10 +41,11 @@ from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, wor
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
 from orchestrator.shapes.reader import family_of_list, read_shapes, union
-from orchestrator.tables.locate import open_sources
-from orchestrator.tables.merge import check_db, not_for_aiter
-from orchestrator.tables.tuned import Key as TableKey
-from orchestrator.tables.tuned import Table, chip_name, read_table
+from orchestrator.tables.keys import Key as TableKey
+from orchestrator.tables.keys import chip_name
+from orchestrator.tables.merge_input import open_sources
+from orchestrator.tables.run_target import check_db, not_for_aiter
+from orchestrator.tables.table import Table, read_table
 from orchestrator.templating import data_folder
 from worker.aiter_tree.locate import PLACES
 from worker.families import FAMILIES, Family

@@ -30,7 +30,7 @@ from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.files.read import read_bytes
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.model import Node
-from orchestrator.tables.locate import family_of
+from orchestrator.tables.table_family import family_of
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport

@@ -23,7 +23,7 @@ from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
-from orchestrator.tables.policy import Time, is_noisy, spread_of_noisy
+from orchestrator.tables.decision import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
 from worker.protocol.spec import MAX_WITHHELD

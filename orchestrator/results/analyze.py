@@ -25,7 +25,7 @@ from orchestrator.files.faults import escaped
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import US, CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.tuned import GFX_OF_CU_NUM
+from orchestrator.tables.keys import GFX_OF_CU_NUM
 from worker import without_gc
 from worker.families import Column, Family
 from worker.text import did_you_mean, plural

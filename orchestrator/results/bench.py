@@ -20,7 +20,7 @@ from orchestrator.files.cells import no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
-from orchestrator.tables.tuned import best
+from orchestrator.tables.keys import best_by_key
 from worker.families import BENCHED, Family
 from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts
 
@@ -159,7 +159,7 @@ def rule_of(options: Mapping[str, Any]) -> Rule:
 
 def fastest(found: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
     """The fastest measured backend of each (shape, side)."""
-    return best((r for r in found if r.measured), lambda r: (r.shape, r.env), lambda r: r.us)
+    return best_by_key((r for r in found if r.measured), lambda r: (r.shape, r.env), lambda r: r.us)
 
 
 def redacted(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from orchestrator.results.bench import ENV_FORMAT, MEASURED
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Rule, judge
 from orchestrator.results.measurements import read_header
 from orchestrator.results.rocprof import GRID, is_rocprof, timings
-from orchestrator.tables.locate import locate
+from orchestrator.tables.run_folders import locate_input
 from worker.families import FAMILIES, NULLS
 from worker.text import plural
 
@@ -126,7 +126,7 @@ def read_sides(given: Mapping[str, Sequence[str]], runs: Path, dropped: Sequence
 
 
 def _files(given: str, runs: Path) -> list[Path]:
-    kind, path = locate(given, runs)
+    kind, path = locate_input(given, runs)
     if kind == "file":
         return [path]
     run = RunPaths(path)

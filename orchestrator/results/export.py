@@ -21,9 +21,10 @@ from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, redacted
-from orchestrator.tables.locate import provenance_of
-from orchestrator.tables.policy import Newcomer
-from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN, Key, KeyFault, key_of, number_of
+from orchestrator.tables.keys import Key, KeyFault, key_of, number_of
+from orchestrator.tables.newcomers import Newcomer
+from orchestrator.tables.run_folders import provenance_of
+from orchestrator.tables.table import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
 

@@ -36,7 +36,8 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
-from orchestrator.tables.locate import family_of, locate, provenance_of
+from orchestrator.tables.run_folders import locate_input, provenance_of
+from orchestrator.tables.table_family import family_of
 from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
@@ -84,7 +85,7 @@ def find_sources(given: Sequence[str], *, runs: Path, family: Family | None = No
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
         finder = _Finder(Path(aside))
         for name in given or (None,):
-            kind, path = locate(name, runs)
+            kind, path = locate_input(name, runs)
             if kind == "run":
                 finder.run(RunPaths(path))
             elif kind == "file":

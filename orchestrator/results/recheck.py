@@ -25,9 +25,10 @@ from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
 from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.tables.locate import MergeInput
-from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
+from orchestrator.tables.decision import Time, decide
+from orchestrator.tables.keys import Key, best_by_key, key_of, number_of
+from orchestrator.tables.merge_input import MergeInput
+from orchestrator.tables.table import read_table
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.spec import MAX_WORD
@@ -63,7 +64,7 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
         if cells.get("status", "ok") == "ok"
     )
     some = (m for m in measured if m[0] in table and m[1].name and m[2] > 0)
-    fastest = best(some, lambda m: (m[0], m[1].name, m[1].split), lambda m: m[2])
+    fastest = best_by_key(some, lambda m: (m[0], m[1].name, m[1].split), lambda m: m[2])
     beside: dict[Key, list[TableKernel]] = {}
     for key, kernel, _ in sorted(fastest.values(), key=lambda m: (m[2], m[1])):
         beside.setdefault(key, []).append(kernel)
@@ -151,7 +152,7 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     wanted = {int(i): r for i, r in document["rows"].items()}
     candidates = (row for row in ledger.profile_rows() if not row.winner and row.shape in wanted)
     measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
-    for (shape, named), row in best(candidates, lambda r: (r.shape, _named(r)), _us).items():
+    for (shape, named), row in best_by_key(candidates, lambda r: (r.shape, _named(r)), _us).items():
         measured[shape][named] = row
     names: dict[int, Named] = {i: (r["kernels"][0][2], r["kernels"][0][3]) for i, r in wanted.items()}
     rows_now = {i: measured[i][name] for i, name in names.items() if name in measured[i]}

@@ -19,7 +19,8 @@ from typing import Any, Literal, Protocol
 from orchestrator import clean
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.write import csv_text
-from orchestrator.tables.tuned import kernel_of, number_of
+from orchestrator.tables.keys import number_of
+from orchestrator.tables.row_kernels import kernel_of
 from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "
