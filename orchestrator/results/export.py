@@ -168,7 +168,7 @@ def _withheld(ledger: LedgerReader) -> list[dict[str, Any]]:
     names = ledger.family.key_names
     return [
         {"shape": dict(zip(names, ledger.keys[w.shape], strict=True)), **w.to_json()}
-        for w in ledger.left_out()[:MOST_WITHHELD]
+        for w in ledger.blocked_candidates()[:MOST_WITHHELD]
     ]
 
 
