@@ -40,8 +40,8 @@ def put_text(path: Path, text: str | None) -> None:
 
 @dataclass(frozen=True)
 class Undone:
-    """What an undo did. `restored`: the kept file that is the main file again; `aside`: what was the main file until
-    now; `companion`: what became of the file beside it; `left`: the number of states that can be undone still."""
+    """The outcome of an undo. `restored`: the kept file that is the main file again; `aside`: what was the main file
+    until now; `companion`: what became of the file beside it; `left`: the number of states that can be undone still."""
 
     restored: Path
     aside: Path

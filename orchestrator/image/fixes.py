@@ -81,7 +81,8 @@ def _parts(gfx: str) -> tuple[str, ...]:
 def _fetch_files(node: Node, facts: NodeFacts, parts: tuple[str, ...], folder: Path) -> str:
     """Copy the parts of the node's tree below `folder`; return the tree's place, "" if it is not known before a worker
     runs."""
-    spec, real = find_engine(node.engine), resolved(node)
+    spec = find_engine(node.engine)
+    real = resolved(node)
     if spec.runs_images and facts.values.get("image", "missing") != "missing":
         options = container_options(real, "")
         root = real.aiter.root

@@ -31,7 +31,7 @@ _PLAIN: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": _NUMBER
 
 
 class OpenLedger(Protocol):
-    """What the search needs of a ledger: a `LedgerReader`, which calls `find_damage` when a reading broke."""
+    """The part of a ledger that the search needs: a `LedgerReader`, which calls `find_damage` when a reading broke."""
 
     def query(self, sql: str) -> list[Any]:
         """The rows of a query. Raises LedgerError if SQLite cannot read them."""

@@ -93,7 +93,8 @@ class Ledger(LedgerReader):
 
     def drive(self, state: State) -> None:
         """Replay the journal into a fresh state. The caller then applies each record that it journals to this state."""
-        self._replay, self._driven = Replay(state, keys=self._replay.keys), True
+        self._replay = Replay(state, keys=self._replay.keys)
+        self._driven = True
         self._catch_up()
 
     def journal(self, record: ev.Record, t: float) -> None:
@@ -138,13 +139,20 @@ class Ledger(LedgerReader):
 
     def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
-        for e in entries:
-            candidate, whole = json.dumps(list(e["candidate"]), separators=(",", ":")), {k: e[k] for k in _ENTRY}
-            name, detail = clean.text(e["name"], 200), clean.text(e["detail"], 300)
+        for entry in entries:
             values = (
-                attempt, shape, candidate, node, slot, json.dumps(whole), name, e["outcome"], detail, e["source"],
-                int(e["confirmed"]),
-            )  # fmt: skip
+                attempt,
+                shape,
+                json.dumps(list(entry["candidate"]), separators=(",", ":")),
+                node,
+                slot,
+                json.dumps({field: entry[field] for field in _ENTRY}),
+                clean.text(entry["name"], 200),
+                entry["outcome"],
+                clean.text(entry["detail"], 300),
+                entry["source"],
+                int(entry["confirmed"]),
+            )
             self._run(f"INSERT OR IGNORE INTO withheld VALUES ({', '.join('?' * 11)})", values)
 
     def slot_info(

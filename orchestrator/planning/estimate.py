@@ -125,8 +125,8 @@ def seconds_left(
 
 
 class Speed(NamedTuple):
-    """How much slower this machine is than the model thinks. `factor`: measured over estimated seconds; `deviation`:
-    the standard deviation of its log; `noise`: that of a single group."""
+    """A machine's slowness beside the model. `factor`: measured over estimated seconds; `deviation`: the standard
+    deviation of its log; `noise`: that of a single group."""
 
     factor: float
     deviation: float

@@ -25,8 +25,8 @@ GROUPS = 4
 
 
 class WorkList(NamedTuple):
-    """What the units of one list of work have in common: the class of their value, every key column but M, and whether
-    each has a process of its own."""
+    """The common properties of the units in one list of work: the class of their value, every key column but M, and
+    whether each has a process of its own."""
 
     tier: int
     shared_key: tuple[int | str, ...]

@@ -145,8 +145,8 @@ class Build:
         return (None if kernel.by_name else key, name) in self._compiled(family)
 
     def _read_compiled(self, family: Family) -> set[BuiltKernel]:
-        """What the modules are compiled from: the rows of the family's own table and of those of model_configs. A table
-        that lacks a column of the key names no row: that of a8w8 has no q_dtype_w at v0.1.9."""
+        """The input of the modules' compilation: the rows of the family's own table and of those of model_configs. A
+        table that lacks a column of the key names no row: that of a8w8 has no q_dtype_w at v0.1.9."""
         compiled: set[BuiltKernel] = set()
         for file in self.tables(family):
             with suppress(TunedDBError):

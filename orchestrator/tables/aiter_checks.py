@@ -109,7 +109,7 @@ def run_verify(words: Sequence[str], table: Path, log: Path) -> tuple[bool, str]
 
 
 def _describe_node(node: Mapping[str, Any]) -> str:
-    """What `verify` says of one node."""
+    """The sentence on one node, by the document of `verify`."""
     if node["why"]:
         return str(node["why"])
     proven = sum(1 for row in node["rows"] if row["selected"] and row["verdict"] == "ok")

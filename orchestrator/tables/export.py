@@ -25,6 +25,7 @@ from orchestrator.tables.model_names import model_names
 from orchestrator.tables.provenance import current_records, read_records
 from orchestrator.tables.row_kernels import kernel_of
 from orchestrator.tables.rules import REBUILD
+from orchestrator.tables.run_folders import table_of
 from orchestrator.tables.table import Table, TableRow, read_table
 from orchestrator.tables.table_family import family_of, shipped_tables
 from worker.aiter_tree.kernels import KernelAvailability, Standing
@@ -53,7 +54,7 @@ def read_sources(paths: Iterable[Path], wanted: str | None) -> dict[Family, list
     """Return the tables, or those of runs' folders, by family. Raises InputError with all faults."""
     tables: dict[Family, list[Table]] = {}
     faults: list[str] = []
-    for path in dict.fromkeys(path / "tuned.csv" if path.is_dir() else path for path in paths):
+    for path in dict.fromkeys(map(table_of, paths)):
         try:
             family = family_of(path, wanted)
             tables.setdefault(family, []).append(read_table(path, family, doubled=True))

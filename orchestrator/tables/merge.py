@@ -26,7 +26,7 @@ from orchestrator.tables.provenance import (
     records_path,
     spread_of,
 )
-from orchestrator.tables.row_kernels import KernelKind, kernel_of, kind_in
+from orchestrator.tables.row_kernels import kernel_of, kind_in
 from orchestrator.tables.table import Table, read_table
 from worker import without_gc
 from worker.families import Family
@@ -132,10 +132,12 @@ class TableMerge:
         tagged: list[Newcomer] = []
         for new in pool.champions():
             (tagged if new.tag and TAG not in self.table.header else best).append(new)
-        refuse_other_rows(self.table, self.known, best, self._kind_by_facts)
+        refuse_other_rows(self.table, self.known, best, lambda new: kind_in(self._facts_of(new)))
         judged = [pool.judge(new, self.policy) for new in best]
         writes = [verdict for verdict in judged if verdict.action in ("added", "replaced")]
-        fresh = {verdict.new.place: self._new_record(verdict.new) for verdict in writes}
+        fresh = {
+            verdict.new.place: new_record(verdict.new, self.family, self._facts_of(verdict.new)) for verdict in writes
+        }
         notes = [*self.table.notes, *pool.notes()]
         if writes and (self.facts or self.records):
             notes += check_versions(self.name, self.known, self.rows, fresh, allowed=self.allow_mixed)
@@ -165,11 +167,8 @@ class TableMerge:
         spread = spread_of(self.known.get(place))
         return make_incumbent(cells, row.us, self.family.name, str(self.table.path), row.line, spread)
 
-    def _kind_by_facts(self, new: Newcomer) -> KernelKind:
-        return kind_in(self.facts(new)) if self.facts else ""
-
-    def _new_record(self, new: Newcomer) -> Record:
-        return new_record(new, self.family, self.facts(new) if self.facts else {})
+    def _facts_of(self, new: Newcomer) -> Mapping[str, Any]:
+        return self.facts(new) if self.facts else {}
 
     def _write(self, lines: Mapping[Place, str], fresh: Mapping[Place, Record]) -> Path | None:
         """Write table and records; the path of the kept old table. Rows without facts lose their record."""

@@ -15,7 +15,7 @@ from orchestrator.tables.keys import TAG, KeyFault
 from orchestrator.tables.newcomers import SOURCE, Newcomer
 from orchestrator.tables.provenance import Facts, read_records
 from orchestrator.tables.row_kernels import identity
-from orchestrator.tables.run_folders import has_config_files
+from orchestrator.tables.run_folders import has_config_files, table_of
 from orchestrator.tables.table import PROFILE_EXTRA, TableReader, fill_up
 from orchestrator.tables.table_family import family_of
 from worker.families import Family
@@ -69,7 +69,7 @@ def open_sources(
     faults = [fault for fault in map(_fault_of_run, runs) if fault]
     if faults:
         raise InputError(faults)
-    tables = [path / "tuned.csv" if path.is_dir() else path for path in dict.fromkeys(sources)]
+    tables = list(map(table_of, dict.fromkeys(sources)))
     of_one_family = [into, *tables] if into and into.exists() else tables
     family = one_family(of_one_family, wanted)
     profiles_of_runs = [run / "profile.csv" for run in runs if (run / "profile.csv").is_file()]

@@ -135,7 +135,7 @@ def _fault_of_time(cells: Mapping[str, str], us: float | None) -> str:
 
 
 def _fault_of_error(cells: Mapping[str, str], family: Family, limit: float | None) -> str:
-    """Why the share of wrong elements is too large; fmoe's tables have one a stage, which is not looked at."""
+    """A sentence on a share of wrong elements that is too large; that of each stage of fmoe is not looked at."""
     column = family.err_column
     if limit is None or column == "err1":
         return ""
@@ -199,7 +199,7 @@ class Judged:
 
 @dataclass(slots=True)
 class SessionRows:
-    """What one session measured of one key: its lowest row, the row that won there, and the incumbent's kernel."""
+    """The rows of one key in one session: its lowest row, the row that won there, and the incumbent's kernel."""
 
     lowest: Newcomer
     winner: Newcomer | None = None

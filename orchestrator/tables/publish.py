@@ -20,7 +20,7 @@ from orchestrator.tables.checkout import Checkout
 from orchestrator.tables.provenance import Facts
 from orchestrator.tables.publish_rows import Part, make_part
 from orchestrator.tables.pull_request import collect_evidence, title_of
-from orchestrator.tables.run_folders import has_config_files
+from orchestrator.tables.run_folders import has_config_files, table_of
 from orchestrator.tables.table_family import family_of
 from orchestrator.templating import render
 from worker.families import Family
@@ -68,7 +68,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishRequest:
-    """What is to be published. `sources`: run folders and tables; `onto`: the checkout; `folder`: for text and logs;
+    """A request to publish. `sources`: run folders and tables; `onto`: the checkout; `folder`: for text and logs;
     `python`: what runs AITER's checks ("": not run); `runs`: where the runs of a table's records lie; `verify`: the
     words that name nodes to `verify`, None: not run; `argv`: the command line."""
 
@@ -147,8 +147,7 @@ def _by_family(sources: Sequence[Path], wanted: str | None) -> tuple[dict[Family
         if path.is_dir() and has_config_files(path):
             config_runs.append(path)
         else:
-            table = path / "tuned.csv" if path.is_dir() else path
-            families.setdefault(family_of(table, wanted), []).append(path)
+            families.setdefault(family_of(table_of(path), wanted), []).append(path)
     return families, config_runs
 
 
@@ -184,7 +183,7 @@ def _collect_texts(published: Published, configs: Sequence[ConfigPart]) -> tuple
 
 
 def _check_against_build(published: Published, tree: Path) -> None:
-    """Whether a tree that has the tables would serve them safely."""
+    """Check that a tree which has the tables would serve them safely."""
     for part in published.parts:
         if part.tuned not in part.texts:
             continue

@@ -1,5 +1,5 @@
-"""What the text of a pull request says of its rows: the title, the facts of the measurements, the commands that repeat
-them. `templates/pull-request.md.j2` is the text."""
+"""The rows in the text of a pull request: the title, the facts of the measurements, the commands that repeat them.
+`templates/pull-request.md.j2` is the text."""
 
 from __future__ import annotations
 

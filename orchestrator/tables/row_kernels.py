@@ -22,7 +22,7 @@ MAX_NAME = 80
 """Most characters of a kernel's name in a sentence."""
 
 KernelKind = Literal["aiter", "own", ""]
-"""Whose a kernel is, "" if that is unknown."""
+"""The owner of a kernel, "" if that is unknown."""
 KIND_FIELD = "kind"
 """The field of a record of provenance."""
 OWNER = {"aiter": "AITER's", "own": "gemmfleet's own"}

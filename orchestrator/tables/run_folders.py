@@ -1,4 +1,4 @@
-"""What a user names on the command line (a file, a folder of tables, or a run), and what a run's folder says."""
+"""Inputs as a user names them (a file, a folder of tables, or a run), and what a run's folder says of its winners."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def provenance_of(folder: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
+def table_of(path: Path) -> Path:
+    """The tuned table of a run's folder; any other path is that of a table."""
+    return path / "tuned.csv" if path.is_dir() else path
+
+
 def has_config_files(run: Path) -> bool:
-    """Whether the winners of a run are config files, which no table names."""
+    """Return whether the winners of a run are config files, which no table names."""
     return recorded_tuner(str(provenance_of(run).get("tuner") or "")).produces == "configs"

@@ -24,7 +24,8 @@ from typing import Any
 from orchestrator.errors import HostKeyError, InputError, LoginError, TransportError, UnreachableError
 from orchestrator.transport.base import Channel
 
-CONNECT_S, CALL_S = 5.0, 20.0
+CONNECT_S = 5.0
+CALL_S = 20.0
 SILENCE_S = 60.0
 """Silence that ends a stream, and the longest wait for a command that takes none of its input."""
 LOOK_S = 1.0
@@ -132,7 +133,8 @@ class PodOpener:
 
     def __init__(self, node: str, api: Any, namespace: str, pod: str, container: str) -> None:
         """`api`: a kubernetes.client.ApiClient."""
-        self._node, self._api = node, api
+        self._node = node
+        self._api = api
         self._of = {"name": pod, "namespace": namespace, "container": container}
 
     def connect(self) -> None:
@@ -164,11 +166,15 @@ class PodChannel(Channel):
 
     def __init__(self, node: str, link: Any) -> None:
         """`link`: a kubernetes.stream.ws_client.WSClient, which is left to read one message at a time and keep none."""
-        self._node, self._link = node, link
-        link._frames_immediately_available, link._all = lambda: False, SimpleNamespace(write=len)
+        self._node = node
+        self._link = link
+        link._frames_immediately_available = lambda: False
+        link._all = SimpleNamespace(write=len)
         link.sock.settimeout(SILENCE_S)
         self._one = threading.Lock()  # TLS cannot read in one thread and write in another
-        self._out, self._words, self._status = bytearray(), bytearray(), b""
+        self._out = bytearray()
+        self._words = bytearray()
+        self._status = b""
         self._cut = ""
 
     @property

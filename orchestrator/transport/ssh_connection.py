@@ -403,9 +403,8 @@ def _open(node: str, hop: Hop) -> None:
             raise UnreachableError(node, f"the connection broke while logging in to {hop.place}") from e
         raise hop.login.refused(node, hop.place, e.result) from e
     except socket.gaierror as e:
-        host, again = hop.connection.host, e.errno == socket.EAI_AGAIN
-        text = f"the name {host} cannot be resolved ({e.strerror}); set host: of the node"
-        raise UnreachableError(node, text, transient=again) from e
+        text = f"the name {hop.connection.host} cannot be resolved ({e.strerror}); set host: of the node"
+        raise UnreachableError(node, text, transient=e.errno == socket.EAI_AGAIN) from e
     except paramiko.ChannelException as e:
         text = f"the jump host cannot connect to {hop.place} ({e.text})"
         if e.code == 1:
