@@ -267,8 +267,8 @@ class LedgerReader:
 
     def meta(self, key: str, default: Any = None) -> Any:
         """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
-        found = self.query("SELECT value FROM meta WHERE key=?", (key,))
-        return json.loads(found[0][0]) if found else default
+        rows = self.query("SELECT value FROM meta WHERE key=?", (key,))
+        return json.loads(rows[0][0]) if rows else default
 
     @property
     def state(self) -> str:
@@ -334,7 +334,7 @@ class LedgerReader:
 
     def failed(self, reason: str | None = None) -> list[ShapeState]:
         """Failed shapes (for one reason)."""
-        return [s for s in self.shapes("failed") if reason in (None, s.reason)]
+        return [shape for shape in self.shapes("failed") if reason in (None, shape.reason)]
 
     def failures(self) -> dict[str, int]:
         """Failed shapes by reason, the most frequent first."""
@@ -360,8 +360,8 @@ class LedgerReader:
 
     def report(self, attempt: str) -> Report:
         """The worker's report on one attempt."""
-        found = self.query("SELECT device, exit, spent, conditions FROM reports WHERE attempt=?", (attempt,))
-        return _report(*found[0]) if found else NO_REPORT
+        rows = self.query("SELECT device, exit, spent, conditions FROM reports WHERE attempt=?", (attempt,))
+        return _report(*rows[0]) if rows else NO_REPORT
 
     def spent(self) -> dict[str, float]:
         """Seconds spent by kind, over all attempts that reported them (worker clock)."""
@@ -411,9 +411,9 @@ class LedgerReader:
 
     def noisy(self) -> dict[int, float]:
         """The shapes whose winner is noisy, with its spread; without unconfirmed ones, which no table takes."""
-        unsure = {s.id for s in self.shapes("tuned") if s.confirmed is False}
-        found = {w.shape: self.noise(w.attempt, w.shape) for w in self.winners()}
-        return {shape: spread for shape, spread in found.items() if spread and shape not in unsure}
+        unconfirmed = {shape.id for shape in self.shapes("tuned") if shape.confirmed is False}
+        spreads = {winner.shape: self.noise(winner.attempt, winner.shape) for winner in self.winners()}
+        return {shape: spread for shape, spread in spreads.items() if spread and shape not in unconfirmed}
 
     def profile_rows(self) -> Iterator[ProfileRow]:
         """Every measured candidate, in the order of arrival."""

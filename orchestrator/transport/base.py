@@ -288,8 +288,8 @@ def unpack_argv(folder: str, token: str) -> list[str]:
 
 def stream(token: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) -> bytes:
     """The tar stream: a tree `<token>/` and the script `place`. GNU format, which busybox reads, too."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
         now = int(time.time())
         for folder in ("", *_folders(files, empty)):
             tar.addfile(_member(posixpath.join(token, folder).rstrip("/"), 0o700, now, tarfile.DIRTYPE))
@@ -297,7 +297,7 @@ def stream(token: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) ->
             tar.addfile(_member(f"{token}/{name}", file.mode, now, size=len(file.data)), io.BytesIO(file.data))
         script = "".join(_place(files, empty)).encode("utf-8", "surrogateescape")
         tar.addfile(_member("place", 0o600, now, size=len(script)), io.BytesIO(script))
-    return out.getvalue()
+    return archive.getvalue()
 
 
 def _member(name: str, mode: int, now: int, kind: bytes = tarfile.REGTYPE, size: int = 0) -> tarfile.TarInfo:

@@ -165,9 +165,9 @@ class KeptShell:
     def _bytes(self, channel: Channel, count: int, deadline: float) -> bytes:
         while len(self._buffer) < count:
             self._fill(channel, deadline)
-        found = bytes(self._buffer[:count])
+        message = bytes(self._buffer[:count])
         del self._buffer[:count]
-        return found
+        return message
 
     def _line(self, channel: Channel, deadline: float) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:

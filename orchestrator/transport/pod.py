@@ -115,16 +115,16 @@ def refusal(node: str, status: int, words: str) -> TransportError:
 
 def unreached(node: str, server: str, e: BaseException) -> TransportError:
     """Error for a connection to the API server that did not come about."""
-    at: BaseException | None = e
+    cause: BaseException | None = e
     words = re.sub(r"^\w+\(host=[^)]*\): ", "", str(e))
-    while at is not None:
-        if isinstance(at, ssl.SSLCertVerificationError):
-            why = getattr(at, "verify_message", "") or str(at)
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = getattr(cause, "verify_message", "") or str(cause)
             way = "see `certificate-authority` in your kubeconfig"
             return HostKeyError(node, f"the certificate of the API server {server} is not trusted ({why}): {way}")
-        words = getattr(at, "strerror", None) or words
-        reason = getattr(at, "reason", None)  # urllib3's
-        at = reason if isinstance(reason, BaseException) else at.__cause__ or at.__context__
+        words = getattr(cause, "strerror", None) or words
+        reason = getattr(cause, "reason", None)  # urllib3's
+        cause = reason if isinstance(reason, BaseException) else cause.__cause__ or cause.__context__
     return UnreachableError(node, f"the API server {server} cannot be reached ({words})")
 
 
@@ -226,14 +226,14 @@ class PodChannel(Channel):
         """Raises TimeoutError, or BrokenPipeError where the command listens no more."""
         from websocket import WebSocketException, WebSocketTimeoutException
 
-        for at in range(0, len(data), CHUNK):
+        for start in range(0, len(data), CHUNK):
             if self.ended:
                 raise BrokenPipeError(self._cut or "the command has ended")
             try:
                 left = SILENCE_S if deadline is None else max(0.001, deadline - time.monotonic())
                 with self._one:
                     self._link.sock.settimeout(left)
-                    self._link.write_channel(STDIN, data[at : at + CHUNK])
+                    self._link.write_channel(STDIN, data[start : start + CHUNK])
                     self._link.sock.settimeout(SILENCE_S)
             except (WebSocketTimeoutException, TimeoutError) as e:
                 self._break("the link takes no more data")  # a part of it may be on its way
@@ -260,10 +260,12 @@ class PodChannel(Channel):
 def _end_of(status: bytes) -> tuple[int | None, str]:
     """(exit code, words) of the status (meta/v1) that comes last."""
     words = status.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, StopIteration):
-        given = json.loads(words)
-        words = str(given.get("message") or words)[-1000:]
-        if given["status"] == "Success":
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        document = json.loads(words)
+        words = str(document.get("message") or words)[-1000:]
+        if document["status"] == "Success":
             return 0, ""
-        return next(int(c["message"]) for c in given["details"]["causes"] if c["reason"] == "ExitCode"), ""
+        for cause in document["details"]["causes"]:
+            if cause["reason"] == "ExitCode":
+                return int(cause["message"]), ""
     return None, words

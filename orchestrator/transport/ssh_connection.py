@@ -100,8 +100,8 @@ def _settings(request: HostRequest, seconds: float) -> dict[str, Any]:
 def _plain_settings(request: HostRequest) -> dict[str, Any]:
     files = [request.config] if request.config else [p for p in map(Path.expanduser, CONFIGS) if p.is_file()]
     # ssh_config uses a setting's first value, so the inventory's values go first
-    given = {"User": request.user, "Port": request.port}
-    text = "".join(f"{name} {value}\n" for name, value in given.items() if value is not None)
+    of_inventory = {"User": request.user, "Port": request.port}
+    text = "".join(f"{name} {value}\n" for name, value in of_inventory.items() if value is not None)
     for file in files:
         lines = file.read_text("utf-8", "replace").splitlines()
         for number, line in enumerate(lines, 1):
@@ -146,10 +146,10 @@ def _expand(value: str, settings: Mapping[str, Any], typed_host: str, *, variabl
 def _last_jump(jumps: str) -> tuple[HostRequest, str]:
     """The last host of a ProxyJump, and those before it."""
     before, _, last = jumps.rpartition(",")
-    found = JUMP.fullmatch(last.strip('" '))
-    if found is None:
+    match = JUMP.fullmatch(last.strip('" '))
+    if match is None:
         raise ValueError(f"ProxyJump {last!r} is not [user@]host[:port], with an IPv6 address in brackets")
-    user, address, name, port = found.groups()
+    user, address, name, port = match.groups()
     return HostRequest(address or name, user, int(port) if port else None), before
 
 
@@ -184,23 +184,25 @@ def _hops(node: str, request: HostRequest, accept_new: bool, seconds: float, dep
         raise TransportError(node, f"ProxyJump leads in a circle or through more than {MAX_DEPTH} hosts")
     if request.host.split() != [request.host] or not request.host.isprintable() or request.host.startswith("-"):
         raise TransportError(node, f"{request.host!r} is not a host name")
-    found = _settings(request, seconds)
-    found["identityfile"] = [_expand(name, found, request.host) for name in found.get("identityfile", IDENTITIES)]
+    settings = _settings(request, seconds)
+    settings["identityfile"] = [
+        _expand(name, settings, request.host) for name in settings.get("identityfile", IDENTITIES)
+    ]
     gateways: list[Hop] = []
     proxy: str | bool = False
-    jumps = request.proxy_jump or found.get("proxyjump", "none")
+    jumps = request.proxy_jump or settings.get("proxyjump", "none")
     if jumps.lower() != "none":
         via, before = _last_jump(jumps)
-        if via.host not in (request.host, found["hostname"]):
+        if via.host not in (request.host, settings["hostname"]):
             via = dataclasses.replace(via, proxy_jump=before or None, config=request.config)
             gateways = _hops(node, via, accept_new, seconds, depth + 1)
-    if found.get("proxycommand") and not request.proxy_jump:
-        proxy = _expand(found["proxycommand"], found, request.host, variables=False)
-    login = Login(request, found)
-    made = fabric.Connection(
-        found["hostname"].lower(),
-        user=found.get("user"),
-        port=int(found.get("port", 22)),
+    if settings.get("proxycommand") and not request.proxy_jump:
+        proxy = _expand(settings["proxycommand"], settings, request.host, variables=False)
+    login = Login(request, settings)
+    connection = fabric.Connection(
+        settings["hostname"].lower(),
+        user=settings.get("user"),
+        port=int(settings.get("port", 22)),
         config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
         gateway=gateways[-1].connection if gateways else proxy,
         forward_agent=False,
@@ -212,8 +214,8 @@ def _hops(node: str, request: HostRequest, accept_new: bool, seconds: float, dep
             "channel_timeout": seconds,
         },
     )
-    login.user = made.user
-    return [*gateways, Hop(made, KnownOnly(node, made, found, accept_new), login)]
+    login.user = connection.user
+    return [*gateways, Hop(connection, KnownOnly(node, connection, settings, accept_new), login)]
 
 
 def _read_known_hosts(path: Path) -> tuple[paramiko.HostKeys, frozenset[str]]:
@@ -326,11 +328,11 @@ def _private_key(path: Path, mtime_ns: int) -> paramiko.PKey:
 class Login(AuthStrategy):  # type: ignore[misc]
     """Offers keys from files, then keys from the agent; or only the inventory's identity, if it can be read."""
 
-    def __init__(self, request: HostRequest, found: Mapping[str, Any]) -> None:
-        super().__init__(ssh_config=found)
+    def __init__(self, request: HostRequest, settings: Mapping[str, Any]) -> None:
+        super().__init__(ssh_config=settings)
         self.user = ""
         self._chosen = request.identity is not None
-        names = [request.identity] if request.identity else found["identityfile"]
+        names = [request.identity] if request.identity else settings["identityfile"]
         self._identities = [Path(name).expanduser() for name in names]
         self._notes: list[str] = []
 
@@ -440,7 +442,8 @@ def _attempt(node: str, request: HostRequest, accept_new: bool, deadline: float,
     abandoned = threading.Event()
     route: list[Hop] = []
     errors: list[BaseException] = []
-    at = ["the ssh configuration"]
+    steps = ["the ssh configuration"]
+    """The steps so far; the last one is the one that did not answer."""
 
     def work() -> None:
         try:
@@ -449,7 +452,7 @@ def _attempt(node: str, request: HostRequest, accept_new: bool, deadline: float,
                 hops(node, request, accept_new=accept_new, seconds=max(1.0, deadline - time.monotonic()) + 5.0)
             )
             for hop in route:
-                at.append(hop.place)
+                steps.append(hop.place)
                 _open(node, hop)
         except BaseException as e:  # noqa: BLE001  raised again in the thread that waits
             errors.append(e)
@@ -470,7 +473,7 @@ def _attempt(node: str, request: HostRequest, accept_new: bool, deadline: float,
     if stop.is_set():
         raise UnreachableError(node, "connecting was stopped", transient=False)
     greeted = bool(transport is not None and transport.remote_version)
-    text = f"{at[-1]} did not answer within {time.monotonic() - began:.0f} s"
+    text = f"{steps[-1]} did not answer within {time.monotonic() - began:.0f} s"
     raise UnreachableError(node, text, silent=True, greeted=greeted)
 
 

@@ -195,8 +195,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "hop-not-checked", 11, "orchestrator/transport/ssh_connection.py",
-        "KnownOnly(node, made, found, accept_new)",
-        "KnownOnly(node, made, found, accept_new or bool(gateways))",
+        "KnownOnly(node, connection, settings, accept_new)",
+        "KnownOnly(node, connection, settings, accept_new or bool(gateways))",
         "The host behind a jump host is trusted whatever key it shows.",
         ("tests/integration/test_ssh.py::test_an_unknown_key_of_any_hop_is_refused_or_kept_once",),
     ),
