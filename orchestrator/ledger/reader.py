@@ -448,23 +448,23 @@ class LedgerReader:
         blocked = sorted(map(_blocked_candidate, rows), key=lambda b: (b.shape, state.order(b.attempt), b.candidate))
         gpus: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
         slots: dict[tuple[int, tuple[str, ...]], set[SlotId]] = defaultdict(set)
-        for one in blocked:
-            gpus[one.shape, one.candidate].add(one.gpu)
-            slots[one.shape, one.candidate].add((one.node, one.slot))
+        for candidate in blocked:
+            gpus[candidate.shape, candidate.candidate].add(candidate.gpu)
+            slots[candidate.shape, candidate.candidate].add((candidate.node, candidate.slot))
         # the list of such an attempt is cut off: a candidate that it lacks may have been left out, too
-        counts = Counter(one.attempt for one in blocked)
+        counts = Counter(candidate.attempt for candidate in blocked)
         cut_off = {attempt for attempt, count in counts.items() if count >= MAX_WITHHELD}
 
-        def verdict(one: BlockedCandidate) -> str | None:
-            if len(gpus[one.shape, one.candidate]) > 1:
+        def verdict(candidate: BlockedCandidate) -> str | None:
+            if len(gpus[candidate.shape, candidate.candidate]) > 1:
                 return "faulted"
-            attempt = _attempt_of_result(state, one.shape)
+            attempt = _attempt_of_result(state, candidate.shape)
             if attempt is None or attempt.id in cut_off:
                 return None
-            left_out_there = (attempt.node, attempt.slot) in slots[one.shape, one.candidate]
+            left_out_there = (attempt.node, attempt.slot) in slots[candidate.shape, candidate.candidate]
             return None if left_out_there else "ran"
 
-        return [replace(one, verdict=verdict(one)) for one in blocked]
+        return [replace(candidate, verdict=verdict(candidate)) for candidate in blocked]
 
 
 def _shape_state(state: State, id_: int, key: tuple[int | str, ...]) -> ShapeState:

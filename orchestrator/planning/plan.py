@@ -79,7 +79,7 @@ def make_work(
         )
         for work_list, units in units_by_list.items()
     ]
-    return sorted(work, key=lambda one: (one.tier, -seconds_of(one), one.units[0]))
+    return sorted(work, key=lambda added: (added.tier, -seconds_of(added), added.units[0]))
 
 
 def seconds_of(work: WorkAdded) -> float:
@@ -127,10 +127,10 @@ class Plan:
         raw["todo"] = self.todo
         raw["cost_s"] = self._seconds(self.cost_s)
         raw["end_s"] = self._seconds(self.end_s)
-        raw["range_s"] = [round(s, 3) for s in self.range_s] if self.known else None
+        raw["range_s"] = [self._seconds(seconds) for seconds in self.range_s] if self.known else None
         raw["work"] = [
-            {"units": one.units, "tier": one.tier, "alone": one.alone, "cost_s": self._seconds(seconds_of(one))}
-            for one in self.work
+            {"units": work.units, "tier": work.tier, "alone": work.alone, "cost_s": self._seconds(seconds_of(work))}
+            for work in self.work
         ]
         return raw
 
@@ -157,7 +157,7 @@ def make_plan(
     slots = sum(nodes.values())
     groups = _count_groups(work, slots)
     total = sum(map(seconds_of, work)) + groups * cost.setup_s
-    longest = max((sum(unit) for one in work for unit in one.costs_s), default=0.0)
+    longest = max((sum(unit) for units in work for unit in units.costs_s), default=0.0)
     waiting = _expected_groups(groups, total, longest + cost.setup_s)
     start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
     end = seconds_left(waiting, slots, spread=cost.spread, start=start)
@@ -183,9 +183,15 @@ def make_plan(
 
 def _count_groups(work: Sequence[WorkAdded], slots: int) -> int:
     """About how many groups the policy will deal, whose set-ups the estimate counts."""
-    alone = sum(len(one.units) for one in work if one.alone)
-    together = sum(len(one.units) for one in work if not one.alone)
-    kinds = {one.kind for one in work if not one.alone}
+    alone = 0
+    together = 0
+    kinds = set()
+    for added in work:
+        if added.alone:
+            alone += len(added.units)
+        else:
+            together += len(added.units)
+            kinds.add(added.kind)
     wanted = GROUPS * slots if slots > 1 else 1
     return alone + min(together, max(len(kinds), wanted))
 
