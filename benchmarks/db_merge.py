@@ -10,8 +10,8 @@ import pandas as pd
 
 from benchmarks.figure import Figure
 from orchestrator.families import get_family
-from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import merge
+from orchestrator.tables.merge_input import open_sources
 
 FAMILY = get_family("a8w8_blockscale")
 OLD, NEW, TIMES = 100_000, 10_000, 3

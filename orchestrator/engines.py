@@ -136,10 +136,17 @@ class EngineSpec:
         return self.container is not None
 
 
+_NO_ENGINES = ("docker-containers", "docker-errors", "docker-options")
+"""Modules of orchestrator/engine that are part of an engine."""
 _ENGINES = Registry(
-    "engine", EngineSpec, "orchestrator.engine", Path(__file__).parent / "engine", GROUP, ("docker-containers",),
+    "engine",
+    EngineSpec,
+    "orchestrator.engine",
+    Path(__file__).parent / "engine",
+    GROUP,
+    _NO_ENGINES,
     EngineNotFoundError,
-)  # fmt: skip
+)
 
 
 @cache

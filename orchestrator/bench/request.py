@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.configs.winners import FOLDER, TABLE, read_winners
+from orchestrator.configs.winners import FOLDER, TABLE, WonFile, read_winners
 from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
@@ -38,92 +38,107 @@ from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileE
 TUNER = "bench"
 MAX_FILE = 4 << 20
 GLUON = "aiter/ops/triton/gluon"
+READS_CONFIGS = "aiter-triton"
+"""The backend of a bench of config sets."""
 TODAY = "today"
 """Name of the set that a single one is compared with: the configs of the node's AITER as they are."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 _OURS = re.compile(r"GEMMFLEET_|(PYTHONPATH|TRITON_CACHE_DIR|AITER_JIT_DIR|\w+_VISIBLE_DEVICES)\Z")
 
 
-def suite() -> Path:
+def example_suite() -> Path:
     """The 15 shapes of the FP4 guide, for a bench without a file."""
     return data_folder("examples") / "fp4_suite.csv"
 
 
-def options(
-    compared: Sequence[Side], backends: Sequence[str], table: Path | None = None, gluon_from: Path | None = None,
+def tuner_options(
+    compared: Sequence[Side],
+    backends: Sequence[str],
+    table: Path | None = None,
+    gluon_from: Path | None = None,
     **plain: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The options of the tuner `bench`; no backends: the worker decides by what is there. Raises InputError."""
-    sets = any(s.configs is not None for s in compared)
-    given = {
-        "backends": [b for word in backends for b in word.split(",")] or ["aiter-triton"] * sets,
-        "sides": [asdict(s) for s in compared],
-        "table": _table(table) if table else "",
-        "gluon": gluon_files(gluon_from) if gluon_from else {},
-    }
-    made = plain | {name: value for name, value in given.items() if value}
+    has_config_sets = any(side.configs is not None for side in compared)
+    options = dict(plain)
+    names = [name for word in backends for name in word.split(",")]
+    if not names and has_config_sets:
+        names = [READS_CONFIGS]
+    if names:
+        options["backends"] = names
+    if compared:
+        options["sides"] = [asdict(side) for side in compared]
+    if table:
+        options["table"] = _read_table(table)
+    if gluon_from:
+        options["gluon"] = gluon_files(gluon_from)
     try:
-        parsed = Options.parse(made)
+        parsed = Options.parse(options)
     except ValueError as e:
         raise InputError(str(e)) from e
-    made |= {"backends": list(parsed.backends)} if parsed.backends else {}
+    if parsed.backends:
+        options["backends"] = list(parsed.backends)
     if (parsed.warmup and not parsed.iters) or (parsed.iters and parsed.timer != "events"):
         raise InputError("--warmup belongs to --iters, and --iters to --timer events")
-    other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
-    if other and sets:
-        raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")
-    return made
+    others = [name for name in parsed.backends if name not in (READS_CONFIGS, *BATCHED)]
+    if others and has_config_sets:
+        raise InputError(f"--config-set: {', '.join(others)} reads no such configs; aiter-triton and aiter-batched do")
+    return options
 
 
-def sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
+def parse_sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
     """The sides of a bench: stacks, which are interpreters or images, or config sets that one stack reads. Raises
     InputError."""
-    stacks = [_stack(word) for word in envs]
-    if stacks and len({bool(s.image) for s in stacks}) != 1:
+    stacks = [_parse_stack(word) for word in envs]
+    if len({bool(stack.image) for stack in stacks}) > 1:
         raise InputError("--env: name interpreters (absolute paths) or images, not both")
-    if len({s.name for s in stacks}) != len(stacks):
+    if len({stack.name for stack in stacks}) != len(stacks):
         raise InputError("--env: two environments have the same name")
     if not sets:
         return stacks
-    if len(stacks) > 1 or any(s.image for s in stacks):
+    if len(stacks) > 1 or any(stack.image for stack in stacks):
         raise InputError("--config-set: with it at most one --env, an interpreter: the one that reads all sets")
     reader = stacks[0] if stacks else Side()
     return [replace(reader, name=name, configs=text) for name, text in config_sets(sets).items()]
 
 
-def _stack(word: str) -> Side:
+def _parse_stack(word: str) -> Side:
     """`NAME=[PYTHON|IMAGE][,VAR=VALUE...]`, PYTHON an absolute path. Raises InputError."""
     name, sep, rest = word.partition("=")
     value, *settings = rest.split(",")
     if not sep or not (value or settings) or not ENV_NAME.match(name):
         raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
-    value = str(Path(value).expanduser()) if value.startswith("~") else value
+    if value.startswith("~"):
+        value = str(Path(value).expanduser())
     if value.startswith("."):
         raise InputError(f"--env {word}: the nodes know no folder of yours; give an absolute path")
-    kind = "python" if not value or value.startswith("/") else "image"
-    return Side(name, variables=_variables(name, settings), **{kind: value})
+    variables = _parse_variables(name, settings)
+    if not value or value.startswith("/"):
+        return Side(name, variables=variables, python=value)
+    return Side(name, variables=variables, image=value)
 
 
-def _variables(side: str, settings: Sequence[str]) -> dict[str, str]:
+def _parse_variables(side: str, settings: Sequence[str]) -> dict[str, str]:
     """Environment variables of `VAR=VALUE` words. Raises InputError."""
-    out: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for setting in settings:
         name, sep, value = setting.partition("=")
         if not sep or not _VARIABLE.match(name) or not value.isprintable():
             raise InputError(f"--env {side}: {setting!r} is not VAR=VALUE (a value holds no comma)")
         if _OURS.match(name):
             raise InputError(f"--env {side}: {name} is set by gemmfleet itself for every process")
-        if name in out:
+        if name in variables:
             raise InputError(f"--env {side}: {name} is there twice")
-        out[name] = value
-    return out
+        variables[name] = value
+    return variables
 
 
-def _table(path: Path) -> str:
+def _read_table(path: Path) -> str:
     """The text of a tuned table. Raises InputError."""
     text = read_text(path, MAX_FILE, InputError)
     header = [name.strip() for name in text.partition("\n")[0].split(",")]
-    if missing := [c for c in ("M", "N", "K", "us") if c not in header]:
+    missing = [column for column in ("M", "N", "K", "us") if column not in header]
+    if missing:
         raise InputError(f"{path}:1: no column {', '.join(missing)}: no tuned table")
     return text
 
@@ -134,55 +149,78 @@ def gluon_files(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise InputError(f"--gluon-from {folder}: no such folder")
     if (folder / GLUON).is_dir():
-        files = [*(folder / GLUON).glob("*.py"), *(p for p in (folder / CONFIGS).rglob("*.json") if "gluon" in p.parts)]
-        found = {p.relative_to(folder).as_posix(): p for p in files}
+        files = _files_of_checkout(folder)
     else:
-        flat = {p.name.removeprefix("gluon_"): p for p in sorted(folder.glob("*.py"))}
-        found = {f"{GLUON}/{n}": p for n, p in flat.items() if n.startswith("gemm_") or n == "triton_version.py"}
-        found |= {f"{CONFIGS}/gemm/gluon/{p.name}": p for p in sorted(folder.glob("*.json"))}
-    if not any(rel.startswith(f"{GLUON}/gemm_") for rel in found):
+        files = _files_of_flat_folder(folder)
+    if not any(name.startswith(f"{GLUON}/gemm_") for name in files):
         raise InputError(f"--gluon-from {folder}: neither {GLUON}/gemm_*.py nor a gemm_*.py or gluon_gemm_*.py in it")
-    return {rel: read_text(path, MAX_FILE, InputError) for rel, path in sorted(found.items())}
+    return {name: read_text(path, MAX_FILE, InputError) for name, path in sorted(files.items())}
+
+
+def _files_of_checkout(folder: Path) -> dict[str, Path]:
+    kernels = (folder / GLUON).glob("*.py")
+    configs = [path for path in (folder / CONFIGS).rglob("*.json") if "gluon" in path.parts]
+    return {path.relative_to(folder).as_posix(): path for path in (*kernels, *configs)}
+
+
+def _files_of_flat_folder(folder: Path) -> dict[str, Path]:
+    files = {}
+    for path in sorted(folder.glob("*.py")):
+        name = path.name.removeprefix("gluon_")
+        if name.startswith("gemm_") or name == "triton_version.py":
+            files[f"{GLUON}/{name}"] = path
+    for path in sorted(folder.glob("*.json")):
+        files[f"{CONFIGS}/gemm/gluon/{path.name}"] = path
+    return files
 
 
 def config_sets(words: Sequence[str]) -> dict[str, str]:
     """Text of each set by its name, "" for `NAME=`, the node's own configs. Raises InputError."""
-    found: dict[str, str] = {}
+    sets: dict[str, str] = {}
     for word in words:
         name, sep, folder = word.partition("=")
-        if not sep or not ENV_NAME.match(name) or name in found:
+        if not sep or not ENV_NAME.match(name) or name in sets:
             raise InputError(f"--config-set {word!r} is not NAME=DIR with a name of its own")
-        found[name] = _text(word, Path(folder).expanduser()) if folder else ""
-    if words and not any(found.values()):
+        sets[name] = _read_config_set(word, Path(folder).expanduser()) if folder else ""
+    if words and not any(sets.values()):
         raise InputError(f"--config-set {words[0]}: names no folder, and no other set does")
-    if list(found) == [TODAY]:
+    if list(sets) == [TODAY]:
         raise InputError(f"--config-set: {TODAY} is the node's own set here; give this one another name")
-    return {TODAY: "", **found} if len(found) == 1 else found
+    return {TODAY: "", **sets} if len(sets) == 1 else sets
 
 
-def _text(word: str, folder: Path) -> str:
-    run = folder.parents[1] if folder.parts[-2:] == tuple(FOLDER.split("/")) else folder
+def _read_config_set(word: str, folder: Path) -> str:
+    """The winners of a run, or the GEMM configs of an AITER, as a document for the worker."""
+    run = folder
+    if folder.parts[-2:] == tuple(FOLDER.split("/")):
+        run = folder.parents[1]
     if (run / FOLDER / TABLE).is_file():
-        won = read_winners(run)
-        return _document(folder, "winners", [
-            {"kind": w.place.kind.name, "gfx": w.place.device.name, "shape": None if w.place.default else w.shape,
-             "buckets": w.values}
-            for w in won
-        ])  # fmt: skip
-    configs = folder / CONFIGS if (folder / CONFIGS).is_dir() else folder
-    paths = sorted(p for where in GEMMS for p in configs.glob(f"{where}/**/*.json"))
+        return _document(folder, "winners", [_describe_winners(file) for file in read_winners(run)])
+    configs = folder
+    if (folder / CONFIGS).is_dir():
+        configs = folder / CONFIGS
+    paths = sorted(path for gemms in GEMMS for path in configs.glob(f"{gemms}/**/*.json"))
     if not paths:
         raise InputError(
             f"--config-set {word}: holds neither GEMM configs of AITER ({CONFIGS}, or that folder itself) nor a"
             f" run's {FOLDER}/{TABLE}"
         )
-    files = {p.relative_to(configs).as_posix(): read_text(p, MAX_BYTES, InputError) for p in paths}
+    files = {path.relative_to(configs).as_posix(): read_text(path, MAX_BYTES, InputError) for path in paths}
     try:
-        for rel, text in files.items():
-            parse(text, configs / rel)
+        for name, text in files.items():
+            parse(text, configs / name)
     except ConfigFileError as e:
         raise InputError(str(e)) from e
     return _document(folder, "files", files)
+
+
+def _describe_winners(file: WonFile) -> dict[str, Any]:
+    return {
+        "kind": file.place.kind.name,
+        "gfx": file.place.device.name,
+        "shape": None if file.place.default else file.shape,
+        "buckets": file.values,
+    }
 
 
 def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any]) -> str:
@@ -207,35 +245,40 @@ def run_passes(
     """
     root = create_run_folder(request.runs, f"bench-{new_run_id(time.time())}")
     node = first.nodes[0]
-    gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
+    slot = node.slots[0]
+    gpus = [int(slot)] if node.devices[slot]["HIP_VISIBLE_DEVICES"] else 0
     inventory = one_slot(first.inventory_path, root.root / "inventory.yaml", node.node, gpus)
-    rule, rng, left = rule_of(request.options), random.Random(root.run), list(first.listed.shapes)
+    rule = rule_of(request.options)
+    order = random.Random(root.run)
+    shapes = list(first.listed.shapes)
     rows: list[ProfileRow] = []
-    stacks: dict[str, dict[str, Any]] = {s.name: {} for s in compared}
+    stacks: dict[str, dict[str, Any]] = {side.name: {} for side in compared}
 
-    def so_far() -> BenchResults:
-        return BenchResults(root, first.family, join_runs(rows, rule, list(stacks)), stacks, len(first.listed.shapes))
+    def results_so_far() -> BenchResults:
+        found = join_runs(rows, rule, list(stacks))
+        return BenchResults(root, first.family, found, stacks, len(first.listed.shapes))
 
     for number in range(rule.runs + rule.extra):
         if number >= rule.runs:
-            loose = {r.key for r in so_far().found if r.status == "unstable"}
-            left = [s for s in left if s.key in loose]
-        if not left:
+            unstable = {result.key for result in results_so_far().found if result.status == "unstable"}
+            shapes = [shape for shape in shapes if shape.key in unstable]
+        if not shapes:
             break
-        shapes = root.root / f"shapes-{number + 1}.csv"
-        shapes.write_text(render_shapes(left, first.family))
-        for side in rng.sample(compared, len(compared)):
-            made = {**request.options, "sides": [asdict(side)], "runs": 1, "extra": 0, "first": number}
-            paths = prepare(
-                replace(request, shapes=shapes, inventory=inventory, image=side.image, limit=None, options=made)
-            ).create()
+        shapes_file = root.root / f"shapes-{number + 1}.csv"
+        shapes_file.write_text(render_shapes(shapes, first.family))
+        for side in order.sample(compared, len(compared)):
+            options = {**request.options, "sides": [asdict(side)], "runs": 1, "extra": 0, "first": number}
+            of_pass = replace(
+                request, shapes=shapes_file, inventory=inventory, image=side.image, limit=None, options=options
+            )
+            paths = prepare(of_pass).create()
             state = drive(paths, f"pass {number + 1}, {side.name} ({side.image})")
             with LedgerReader.open_readonly(paths.ledger) as ledger:
                 rows += settled_rows(ledger)
                 stacks |= environments(ledger)
             if state != "finished":
-                return so_far(), "interrupted"
-    return so_far(), "finished"
+                return results_so_far(), "interrupted"
+    return results_so_far(), "finished"
 
 
 def one_slot(source: Path, path: Path, node: str, gpus: list[int] | int) -> Path:

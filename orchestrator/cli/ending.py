@@ -15,7 +15,7 @@ from orchestrator.command_hints import command
 from orchestrator.controller.drive import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState, keeps_today
+from orchestrator.ledger.reader import NOT_WORTH_IT, BlockedCandidate, LedgerReader, ProfileRow, ShapeState, keeps_today
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.reasons import Reason
 from orchestrator.results.bench import BenchResults, Result, fastest
@@ -160,7 +160,7 @@ def add_winners(
     page.table(heads, rows, right=heads[2:5], more="all in tuned.csv")
 
 
-def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence[LeftOut]]]) -> None:
+def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence[BlockedCandidate]]]) -> None:
     """Add the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return

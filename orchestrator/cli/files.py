@@ -22,8 +22,9 @@ from worker.text import LEVELS, plural
 
 if TYPE_CHECKING:
     from orchestrator.configs.check import Checked as CheckedConfigs
-    from orchestrator.tables.check import Build, Checked
-    from orchestrator.tables.policy import MergeRow
+    from orchestrator.tables.aiter_build import Build
+    from orchestrator.tables.check import CheckedTable
+    from orchestrator.tables.newcomers import MergeRow
 
 MOST_FINDINGS = 60
 MOST_PROBLEMS = 200
@@ -38,9 +39,10 @@ def diff(
 
     Lists the rows added, gone and changed from A to B, with the speed-up of each.
     """
-    from orchestrator.tables import locate, merge
+    from orchestrator.tables.difference import diff as compare
+    from orchestrator.tables.merge_input import one_family
 
-    found = merge.diff(a, b, locate.one_family([a, b], family))
+    found = compare(a, b, one_family([a, b], family))
     page = Page(found)
     page.lines(map(_diff_line, found["rows"]))
     page.line(*(f"columns {w}: {', '.join(found[f'columns_{w}'])}" for w in ("gone", "added") if found[f"columns_{w}"]))
@@ -90,9 +92,10 @@ def merge(
     The old table is kept; `db undo` restores it.
     """
     from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables import locate, merge
+    from orchestrator.tables import merge
+    from orchestrator.tables.merge_input import open_sources
 
-    opened = locate.open_sources(new, profile or [], into, family, RunFacts)
+    opened = open_sources(new, profile or [], into, family, RunFacts)
     report = merge.merge(
         opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy,
         err_ratio=err_ratio, allow_mixed=allow_mixed, dry_run=dry_run,
@@ -114,7 +117,7 @@ def merge(
 def shape_of(key: dict[str, int | str]) -> str:
     """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
     from orchestrator.shapes.model import describe
-    from orchestrator.tables.tuned import chip_name
+    from orchestrator.tables.keys import chip_name
 
     return f"{chip_name(key['gfx'], key['cu_num'])} {describe(v for k, v in key.items() if k != 'cu_num')}"
 
@@ -131,9 +134,9 @@ def undo(
 
     Restores the provenance records of its rows as well.
     """
-    from orchestrator.tables import journal
+    from orchestrator.tables import kept_states
 
-    done = journal.undo(table)
+    done = kept_states.undo(table)
     page = Page(done)
     words = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
     page.line(f"{done['path']}: restored from {Path(done['restored']).name}")
@@ -164,7 +167,7 @@ def check(
     from orchestrator.tables import check, rules
 
     with opened_build(build, inventory) as there:
-        found, faults = check.check(tables, family, err_ratio, there, alone=env)
+        found, faults = check.check_tables(tables, family, err_ratio, there, alone=env)
     errors, warnings = (sum(c.count(level) for c in found) for level in ("error", "warning"))
     problems = [p for c in found for p in c.problems()] if there else []
     verdict = "unsafe" if faults else check.verdict_of(found)
@@ -184,7 +187,7 @@ def check(
     return page
 
 
-def _add_table(page: Page, c: Checked) -> None:
+def _add_table(page: Page, c: CheckedTable) -> None:
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     page.line(f"{c.path}: {c.family or 'unknown family'}, {plural(c.rows, 'row')}" + (f" ({chips})" if chips else ""))
     if c.has_records:
@@ -234,12 +237,12 @@ def export(
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
     if model is not None and (env or at is not None):
         raise InputError("--model writes files for AITER's own folder; it excludes --env and --at")
-    sources = export.read(tables, family)
+    sources = export.read_sources(tables, family)
     chips = {(gfx, cu_num)} if gfx is not None and cu_num is not None else set()
     if inventory is not None and not (chips and build):  # with both, -i names a node that has the image of --build
         chips |= chips_of(inventory)
     with opened_build(build, inventory) as there:
-        made = export.export(sources, chips, there, out=out, model=model, form=form, at=at, force=force)
+        made = export.export_tables(sources, chips, there, out=out, model=model, form=form, at=at, force=force)
     rebuild = any("AITER_REBUILD=1" in f.text for f in made.findings)
     findings = [{"level": "fatal" if f.level == "error" else f.level, "text": f.text} for f in made.findings]
     document = {"env": made.env, "files": made.files, "rebuild": rebuild, "findings": findings}
@@ -449,7 +452,7 @@ def _add_chip(page: Page, c: CheckedConfigs) -> None:
 @contextmanager
 def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
     """Yield the build of `--build TREE|IMAGE`, None without one. Raises as `opened_tree`."""
-    from orchestrator.tables.check import Build
+    from orchestrator.tables.aiter_build import Build
 
     if build is None:
         yield None

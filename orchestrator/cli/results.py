@@ -298,7 +298,7 @@ def verify(
         raise InputError(f"--table {table}: name the nodes with -i INV, or a run that has them")
     paths = find_run(runs, run, tuned=table is None) if table is None or inventory is None else None
     path = table or (paths.tuned if paths else Path())
-    [(of, [source])] = export.read([path], family).items()
+    [(of, [source])] = export.read_sources([path], family).items()
     rows = [source.cells(r) for r in source.rows]
     if not rows:
         raise InputError(f"{path}: has no row to verify")
@@ -410,7 +410,7 @@ def publish(
     """
     from orchestrator.configs.merge import to_publish
     from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables.publish import default_branch
+    from orchestrator.tables.publish import PublishRequest, default_branch
     from orchestrator.tables.publish import publish as make
 
     paths = [Path(s) if Path(s).exists() else find_run(runs, s).root for s in sources]
@@ -424,10 +424,11 @@ def publish(
         out = above / branch.removeprefix("gemmfleet/").replace("/", "-")
     runner = str(Path(python).absolute()) if "/" in python else python or sys.executable
     words = nodes if verify or inventory else None
-    found = make(
-        paths, onto, model, out, RunFacts, to_publish, base=base, branch=branch, refresh=refresh, family=family,
-        title=title, e2e=e2e, python=runner if checks else "", runs=runs, verify=words, argv=sys.argv[1:],
+    request = PublishRequest(
+        paths, onto, model, out, base=base, branch=branch, refresh=refresh, family=family, title=title, e2e=e2e,
+        python=runner if checks else "", runs=runs, verify=words, argv=sys.argv[1:],
     )  # fmt: skip
+    found = make(request, RunFacts, to_publish)
     rows = [
         {"family": p.family.name, "key": dict(zip(("gfx", "cu_num", *p.family.key_names), r.new.key, strict=True)),
          "outcome": r.action, "why": r.why, "before_us": r.before.us if r.before else None, "after_us": r.after.us,

@@ -202,13 +202,13 @@ def bench(
     from orchestrator.controller.prepare import prepare
     from worker.protocol.bench import lodge
 
-    sides = request.sides(env or [], config_set or [])
-    options = request.options(
+    sides = request.parse_sides(env or [], config_set or [])
+    options = request.tuner_options(
         sides, backend or [], db, gluon_from, timer=timer, kernel=kernel, runs=repeats, extra=extra, within=stability,
         sample_s=sample, warmup=warmup, iters=iters, **tuning.parse_options(option or []),
     )  # fmt: skip
     if shapes is None:
-        shapes, family = request.suite(), family or GUIDE_FAMILY
+        shapes, family = request.example_suite(), family or GUIDE_FAMILY
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
     options, texts = lodge(options)
     asked = tuning.run_request(

@@ -25,7 +25,7 @@ from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
 from orchestrator.files.read import csv_records
 from orchestrator.files.write import write_csv
-from orchestrator.tables.locate import shipped_tables
+from orchestrator.tables.table_family import shipped_tables
 from worker.families import FAMILIES
 from worker.foreign.runner import ForeignCodeError, Limits
 from worker.foreign.runner import call as run_alone

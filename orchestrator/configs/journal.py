@@ -1,7 +1,10 @@
 """Changes of a tree of config files: each merge is noted, and can be taken back.
 
-A line a merge, with the text of each file before and the hash of its text after. The line is written before any file,
-so that a merge that was cut off can be undone too.
+A line a merge, with the text of each file before and the hash of its text after:
+
+    {"run": "...", "number": 3, "time": "...", ..., "files": [{"file": "a.json", "before": null, "sha256": "..."}]}
+
+The line is written before any file, so that a merge that was cut off can be undone too.
 """
 
 from __future__ import annotations
@@ -12,19 +15,40 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.files.write import remove_dead_temporaries, sync_folder, write_atomic
-from orchestrator.tables.journal import locked
+from orchestrator.files.history import put_text
+from orchestrator.files.lock import locked
+from orchestrator.files.write import remove_dead_temporaries, write_atomic
+
+
+class NotedFile(NamedTuple):
+    """A file of a merge: its name below the tree, its text before (None: no file), the hash of its text after."""
+
+    name: str
+    path: Path
+    before: str | None
+    sha256: str
+
+    def text(self) -> str | None:
+        """The text that it has now."""
+        return self.path.read_text() if self.path.exists() else None
+
+    def is_foreign(self, text: str | None) -> bool:
+        """True if the file was changed after the merge: its text is neither the one before nor the merge's."""
+        if text == self.before:
+            return False
+        return text is None or _hash(text) != self.sha256
 
 
 class Journal:
     """The merges into a tree of config files, at `path`."""
 
     def __init__(self, path: Path, root: Path) -> None:
-        self.path, self.root = path, root
+        self.path = path
+        self.root = root
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -49,14 +73,14 @@ class Journal:
         """Note a merge and make its changes; whatever fails in the block takes them back. `texts`: the text before
         (None: no file) and after of each path. Raises InputError if taking back fails as well."""
         files = [
-            {"file": str(path.relative_to(self.root)), "before": before, "sha256": _sha(after)}
+            {"file": str(path.relative_to(self.root)), "before": before, "sha256": _hash(after)}
             for path, (before, after) in texts.items()
         ]
         line = json.dumps({**entry, "files": files}, separators=(",", ":"), ensure_ascii=False)
-        write_atomic(self.path, "".join(f"{one}\n" for one in (*self._lines(), line)))
+        self._write([*self._lines(), line])
         try:
-            for path, (before, after) in texts.items():
-                write_atomic(path, after, like=path.stat() if before is not None else None)
+            for path, (_, after) in texts.items():
+                put_text(path, after)
             yield
         except BaseException as e:
             self._take_back_after(e)
@@ -80,40 +104,48 @@ class Journal:
         lines = self._lines()
         if not lines:
             raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
+        merge, files = self._read_last(lines)
+        for file in files:
+            remove_dead_temporaries(file.path)
+        texts = {file.path: file.text() for file in files}
+        foreign = [
+            f"{file.path}: was changed after the merge and is left alone; undo that change, then undo the merge"
+            for file in files
+            if file.is_foreign(texts[file.path])
+        ]
+        if foreign:
+            raise InputError(foreign)
+        changed = [file for file in files if texts[file.path] != file.before]
+        for file in changed:
+            put_text(file.path, file.before)
+        self._write(lines[:-1])
+        return {
+            "run": str(merge.get("run", "")),
+            "time": str(merge.get("time", "")),
+            "restored": tuple(file.name for file in changed if file.before is not None),
+            "removed": tuple(file.name for file in changed if file.before is None),
+            "left": len(lines) - 1,
+        }
+
+    def _read_last(self, lines: list[str]) -> tuple[dict[str, Any], list[NotedFile]]:
+        """The last merge and its files. Raises InputError if its line is damaged."""
         try:
-            last = json.loads(lines[-1])
-            files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
+            merge: dict[str, Any] = json.loads(lines[-1])
+            files = [NotedFile(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in merge["files"]]
         except (ValueError, KeyError, TypeError) as e:
             raise InputError(f"{self.path}:{len(lines)}: is damaged, so nothing is undone: {e}") from e
-        for _, path, _, _ in files:
-            remove_dead_temporaries(path)
-        texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
-        if foreign := [
-            f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"
-            for _, path, before, after in files
-            if (text := texts[path]) != before and (text is None or _sha(text) != after)
-        ]:
-            raise InputError(foreign)
-        changed = [(name, path, before) for name, path, before, _ in files if texts[path] != before]
-        for _, path, before in changed:
-            if before is None:
-                path.unlink()
-                sync_folder(path.parent)
-            else:
-                write_atomic(path, before, like=path.stat())
-        if rest := lines[:-1]:
-            write_atomic(self.path, "".join(f"{line}\n" for line in rest))
-        else:
-            self.path.unlink()
-        restored, removed = (
-            tuple(name for name, _, before in changed if (before is None) is made) for made in (False, True)
-        )
-        of = {name: str(last.get(name, "")) for name in ("run", "time")}
-        return {**of, "restored": restored, "removed": removed, "left": len(rest)}
+        return merge, files
 
     def _lines(self) -> list[str]:
         return self.path.read_text().splitlines() if self.path.exists() else []
 
+    def _write(self, lines: list[str]) -> None:
+        """Write the journal anew; one without a merge goes."""
+        if lines:
+            write_atomic(self.path, "".join(f"{line}\n" for line in lines))
+        else:
+            self.path.unlink()
 
-def _sha(text: str) -> str:
+
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

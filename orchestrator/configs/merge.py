@@ -20,8 +20,8 @@ from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, WonFile, read_winners
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
-from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
+from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs.resolve import CONFIGS, slower
 
 # the config files of a project for a chip: all that a merge has to know of the project

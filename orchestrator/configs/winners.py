@@ -19,7 +19,7 @@ from orchestrator.files.faults import Faults
 from orchestrator.files.read import csv_records
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.tuned import best
+from orchestrator.tables.keys import best_by_key
 from worker.families import Family
 from worker.triton_configs.engine import Device, Layer
 from worker.triton_configs.kinds import BY_NAME
@@ -200,7 +200,7 @@ def _decided(made: Sequence[Decision]) -> tuple[dict[Place, Winner], list[str]]:
     ]
     out = {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values and p not in clash}
     for winner in out.values():  # the shape's own row has its count
-        own = best(winner.measured, lambda r: (r.b, r.n, r.k, r.m, r.caller), lambda r: r.count == 0)
+        own = best_by_key(winner.measured, lambda r: (r.b, r.n, r.k, r.m, r.caller), lambda r: r.count == 0)
         winner.measured = [own[at] for at in sorted(own)]
     return out, notes
 

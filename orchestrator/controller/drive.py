@@ -47,7 +47,7 @@ from orchestrator.ledger.ingest import Ingest
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, run_lock
-from orchestrator.planning.roofline import Won, Worth, won
+from orchestrator.planning.roofline import Gain, Worth, measure_gain
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.export import export, provenance
 from orchestrator.results.recheck import kernels_to_check
@@ -65,9 +65,9 @@ def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
     return {int(i): Worth(*w) for i, w in ledger.meta(WORTHS, {}).items()}
 
 
-def won_so_far(ledger: LedgerReader, of: Mapping[int, Worth]) -> Won:
+def won_so_far(ledger: LedgerReader, of: Mapping[int, Worth]) -> Gain:
     """The gain of the run so far."""
-    return won(of, {w.shape: w.us for w in ledger.winners()}, [s.id for s in ledger.failed()])
+    return measure_gain(of, {w.shape: w.us for w in ledger.winners()}, [s.id for s in ledger.failed()])
 
 
 _US = "SELECT us FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
@@ -100,7 +100,7 @@ class Limits:
                     if s.state == "tuned" and s.id not in self._us:
                         self._us[s.id] = self._ledger.query(_US, (s.attempt, s.id))[0][0]
                 failed = [s.id for s in state.shapes.values() if s.state == "failed"]
-                self._share = won(self._worths, self._us, failed).share
+                self._share = measure_gain(self._worths, self._us, failed).share
             if self._share >= self._until:
                 return f"{self._share:.1%} of the expected gain is won (--until-gain {self._until:.4g})"
         return ""

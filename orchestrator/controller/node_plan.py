@@ -27,7 +27,7 @@ from orchestrator import __version__
 from orchestrator.archives import read_files
 from orchestrator.controller.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts, python_of
 from orchestrator.controller.occupancy import device_lock
-from orchestrator.engine.docker import RESTARTS, DockerOptions
+from orchestrator.engine.docker_options import RESTARTS, DockerOptions
 from orchestrator.engines import Engine, find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import resolved

@@ -44,7 +44,7 @@ from orchestrator.events import (
     TakeBack,
 )
 from orchestrator.ledger.ingest import Chunk, Ingest
-from orchestrator.ledger.reader import LeftOut
+from orchestrator.ledger.reader import BlockedCandidate
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig
 from orchestrator.policy import Policy
@@ -330,7 +330,7 @@ class Outbox:
         keys: Callable[[int], dict[str, int | str]],
         kernels: Mapping[int, Sequence[TableKernel]],
         epoch: int,
-        verdicts: Callable[[str], tuple[list[LeftOut], list[LeftOut]]],
+        verdicts: Callable[[str], tuple[list[BlockedCandidate], list[BlockedCandidate]]],
     ) -> None:
         """`kernels`: shape id -> the only kernels to measure. `verdicts`: see LedgerReader.blocklist_verdicts."""
         self._kernels, self._verdicts = kernels, verdicts

@@ -37,14 +37,15 @@ from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder, new_run_id
 from orchestrator.planning.cost import CostModel, CostSample, weights
 from orchestrator.planning.plan import Plan, make_plan, memory_note, queue_of, risk_notes
-from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, worths
+from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, estimate_worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
 from orchestrator.shapes.reader import family_of_list, read_shapes, union
-from orchestrator.tables.locate import open_sources
-from orchestrator.tables.merge import check_db, not_for_aiter
-from orchestrator.tables.tuned import Key as TableKey
-from orchestrator.tables.tuned import Table, chip_name, read_table
+from orchestrator.tables.keys import Key as TableKey
+from orchestrator.tables.keys import chip_name
+from orchestrator.tables.merge_input import open_sources
+from orchestrator.tables.run_target import check_db, not_for_aiter
+from orchestrator.tables.table import Table, read_table
 from orchestrator.templating import data_folder
 from worker.aiter_tree.locate import PLACES
 from worker.families import FAMILIES, Family
@@ -475,7 +476,7 @@ def _worths(
             f" {command('shapes from-log')} and {command('shapes capture')} write it"
         )
     forecast = Forecast(family, tuned, chip_of(device)[0])
-    return worths(listed.shapes, calls, {**numbers(listed, NOW), **tuned}, forecast, {s.id for s in skipped})
+    return estimate_worths(listed.shapes, calls, {**numbers(listed, NOW), **tuned}, forecast, {s.id for s in skipped})
 
 
 def _no_gpu_twice(inventory: Inventory, asked: Sequence[NodeReport]) -> None:

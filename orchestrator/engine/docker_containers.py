@@ -21,7 +21,8 @@ import requests.adapters
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from orchestrator.engine.docker import DockerOptions, container_name, engine_error, labels
+from orchestrator.engine.docker_errors import engine_error
+from orchestrator.engine.docker_options import DockerOptions, container_labels, container_name
 from orchestrator.engines import WorkerState
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport.base import Transport
@@ -31,10 +32,13 @@ LIMIT_S = 10.0
 PULL_SILENCE_S = 300.0
 START_TIMEOUT_S = 300.0
 """Time limit for `launch.sh start`. It runs several docker commands for each slot, each with its own limit."""
+TIMED_OUT = 124
+"""The exit code of `timeout` when the command's time is over."""
 PIECE = 65536
 MAX_CHANNELS = 2
 """Most dial-stdio channels to one node. One of them may be busy with a pull."""
 EVERY_S = 1.0
+"""The progress of a pull is told so often."""
 ALIVE = ("running", "restarting", "paused")
 _DONE = ("Download complete", "Pull complete", "Already exists")
 
@@ -106,7 +110,9 @@ class Docker:
     """A node's Docker, connected on first use. Its methods raise only EngineError and TransportError."""
 
     def __init__(self, transport: Transport, options: DockerOptions, limit_s: float = LIMIT_S) -> None:
-        self._transport, self._options, self._limit_s = transport, options, limit_s
+        self._transport = transport
+        self._options = options
+        self._limit_s = limit_s
         self._lock = threading.Lock()
         self._youngest: Any = None
         """The most recently opened channel."""
@@ -168,15 +174,14 @@ def _is_timeout(e: BaseException) -> bool:
 def worker_state(slot: str, inspected: Mapping[str, Any]) -> WorkerState:
     """The state of a slot's container. `restarting` counts as running: Docker is about to start it again."""
     state = inspected.get("State") or {}
-    alive = str(state.get("Status", "")) in ALIVE
-    code = None if alive or not isinstance(state.get("ExitCode"), int) else int(state["ExitCode"])
-    return WorkerState(
-        slot,
-        "running" if alive else "ended",
-        code,
-        oom_killed=bool(state.get("OOMKilled")),
-        signal=code - 128 if code is not None and 128 < code <= 192 else None,
-    )
+    oom_killed = bool(state.get("OOMKilled"))
+    if str(state.get("Status", "")) in ALIVE:
+        return WorkerState(slot, "running", oom_killed=oom_killed)
+    code = state.get("ExitCode")
+    if not isinstance(code, int):
+        return WorkerState(slot, "ended", oom_killed=oom_killed)
+    signal = code - 128 if 128 < code <= 192 else None  # as a shell reports it
+    return WorkerState(slot, "ended", code, oom_killed=oom_killed, signal=signal)
 
 
 def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callable[[str], None]) -> str:
@@ -187,15 +192,19 @@ def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callab
     for line in lines:
         if "error" in line:
             return str(line["error"])
-        layer, status, detail = str(line.get("id", "")), line.get("status"), line.get("progressDetail") or {}
+        layer = str(line.get("id", ""))
+        status = line.get("status")
         if status == "Downloading":
+            detail = line.get("progressDetail") or {}
             layers[layer] = int(detail.get("current") or 0), int(detail.get("total") or 0)
         elif status in _DONE and layer in layers:
-            layers[layer] = layers[layer][1], layers[layer][1]
+            _, total = layers[layer]
+            layers[layer] = total, total
         if layers and time.monotonic() - reported >= EVERY_S:
             reported = time.monotonic()
-            got, size = (sum(pair[i] for pair in layers.values()) / 1e6 for i in (0, 1))
-            progress(f"pulling {image}: {got:.0f} of {size:.0f} MB")
+            got_mb = sum(got for got, _ in layers.values()) / 1e6
+            total_mb = sum(total for _, total in layers.values()) / 1e6
+            progress(f"pulling {image}: {got_mb:.0f} of {total_mb:.0f} MB")
     progress(f"pulled {image}")
     return ""
 
@@ -215,8 +224,13 @@ class DockerEngine:
         limit_s: float = LIMIT_S,
     ) -> None:
         """`progress` is called with the progress of a pull."""
-        self.node, self._transport, self._folder, self._run = transport.node, transport, folder, run
-        self._slots, self._options, self._progress = tuple(slots), options, progress
+        self.node = transport.node
+        self._transport = transport
+        self._folder = folder
+        self._run = run
+        self._slots = tuple(slots)
+        self._options = options
+        self._progress = progress
         self._docker = Docker(transport, options, limit_s)
         self._pulled = False
 
@@ -224,24 +238,25 @@ class DockerEngine:
         """Pull the image as configured (`always`: once per object). Raise EngineError if it is still missing."""
         if self._pulled:
             return
-        there = self._docker.ask(lambda c: _found(lambda: c.inspect_image(self._options.image))) is not None
-        if not there and self._options.pull == "never":
+        has_image = self._docker.ask(self._has_image)
+        if not has_image and self._options.pull == "never":
             raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
-        if not there or self._options.pull == "always":
+        if not has_image or self._options.pull == "always":
             self._pull()
         self._pulled = True
 
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.prepare()
-        given = [*self._options.private_lines(), *(f"{k}={v}" for k, v in (env or {}).items())]
-        if any("\n" in line for line in given):
+        lines = [*self._options.private_lines(), *(f"{name}={value}" for name, value in (env or {}).items())]
+        if any("\n" in line for line in lines):
             raise EngineError(self.node, "a value from the environment has more than one line")
-        lines = "".join(f"{line}\n" for line in given).encode()
         argv = ["sh", f"{self._folder}/launch.sh", "start", *slots]
-        done = self._transport.run(argv, stdin=lines, timeout=START_TIMEOUT_S)
+        stdin = "".join(f"{line}\n" for line in lines).encode()
+        done = self._transport.run(argv, stdin=stdin, timeout=START_TIMEOUT_S)
+        if done.code == TIMED_OUT:
+            raise engine_error(self.node, self._options, "it took too long: Docker hangs or is overloaded")
         if done.code != 0:
-            message = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
-            raise engine_error(self.node, self._options, message)
+            raise engine_error(self.node, self._options, done.text)
 
     def list(self) -> list[WorkerState]:
         return self._docker.ask(lambda c: [self._state(c, slot) for slot in self._slots])
@@ -250,8 +265,8 @@ class DockerEngine:
         signal = "SIGKILL" if kill else "SIGTERM"
         for name in map(self._name, self._slots):
             # Docker starts a container with `on-failure` and a code other than 0 again with itself, also a dead one
-            self._unless_gone(lambda c, name=name: c.update_container(name, restart_policy={"Name": "no"}))  # type: ignore[misc]
-            self._unless_gone(lambda c, name=name: c.kill(name, signal))  # type: ignore[misc]
+            self._unless_gone("update_container", name, restart_policy={"Name": "no"})
+            self._unless_gone("kill", name, signal)
 
     def hold(self) -> None:
         """Create a container that is never started. tune.sh reads the image and mounts from it; no file has them."""
@@ -263,7 +278,7 @@ class DockerEngine:
                 self._options.image,
                 command=["true"],
                 name=f"{self._name(self._slots[0])}-held",
-                labels=labels(self._run, self.node) | {"gemmfleet.slot": self._slots[0]},
+                labels=container_labels(self._run, self.node) | {"gemmfleet.slot": self._slots[0]},
                 host_config=c.create_host_config(binds=list(self._options.volumes)),
             ),
             again=False,
@@ -271,9 +286,9 @@ class DockerEngine:
 
     def tidy(self) -> None:
         """Remove this run's containers on this node, running or not. Other runs' containers stay."""
-        wanted = [f"{k}={v}" for k, v in labels(self._run, self.node).items()]
-        for one in self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted})):
-            self._unless_gone(lambda c, one=one: c.remove_container(one["Id"], force=True, v=True))  # type: ignore[misc]
+        labels = [f"{name}={value}" for name, value in container_labels(self._run, self.node).items()]
+        for container in self._docker.ask(lambda c: c.containers(all=True, filters={"label": labels})):
+            self._unless_gone("remove_container", container["Id"], force=True, v=True)
 
     def _pull(self) -> None:
         """Pull the image. The only limit is PULL_SILENCE_S without progress."""
@@ -293,26 +308,27 @@ class DockerEngine:
     def _name(self, slot: str) -> str:
         return container_name(self._run, self.node, slot)
 
-    def _state(self, client: NodeClient, slot: str) -> WorkerState:
-        found = _found(lambda: client.inspect_container(self._name(slot)))
-        return worker_state(slot, found) if found is not None else WorkerState(slot, "absent")
+    def _has_image(self, client: NodeClient) -> bool:
+        try:
+            client.inspect_image(self._options.image)
+        except docker.errors.NotFound:
+            return False
+        return True
 
-    def _unless_gone(self, call: Callable[[NodeClient], object]) -> None:
-        """Run a call; ignore that the container has already ended or is gone (404, 409)."""
+    def _state(self, client: NodeClient, slot: str) -> WorkerState:
+        try:
+            return worker_state(slot, client.inspect_container(self._name(slot)))
+        except docker.errors.NotFound:
+            return WorkerState(slot, "absent")
+
+    def _unless_gone(self, method: str, *words: object, **options: object) -> None:
+        """Call a method of the client; ignore that the container has already ended or is gone (404, 409)."""
 
         def ask(client: NodeClient) -> None:
             try:
-                call(client)
+                getattr(client, method)(*words, **options)
             except docker.errors.APIError as e:
                 if e.status_code not in (404, 409):
                     raise
 
         self._docker.ask(ask)
-
-
-def _found(call: Callable[[], Any]) -> Any:
-    """Docker's answer; None if the object does not exist."""
-    try:
-        return call()
-    except docker.errors.NotFound:
-        return None

@@ -62,10 +62,10 @@ class ProcessEngine:
 
 def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
     """Findings on the node's own Python, for engines that run workers outside an image."""
-    found = facts.values.get("python", "")
-    version = re.match(r"(\d+)\.(\d+)\.\d+", found)
+    said = facts.values.get("python", "")
+    version = re.match(r"(\d+)\.(\d+)\.\d+", said)
     if version is None:
-        what = f"no Python that runs: {found}" if found else "no Python was found"
+        what = f"no Python that runs: {said}" if said else "no Python was found"
         yield Finding(UNUSABLE, "python", what, "install Python 3.10 to 3.13, or set `python:`")
     elif not (3, 10) <= (int(version[1]), int(version[2])) < (3, 14):
         yield Finding(UNUSABLE, "python", f"its Python is {version[0]}", "3.10 to 3.13 is needed: set `python:`")

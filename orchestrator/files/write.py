@@ -1,6 +1,6 @@
 """Writes files whole or not at all: aside, made durable, and renamed over what was there.
 
-The history of a user's table (kept states, undo) is in `orchestrator/tables/journal.py`.
+`history.py` keeps old states of a user's files and restores them.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ from orchestrator.command_hints import command
 from orchestrator.controller.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.controller.node_command import lines
 from orchestrator.controller.node_plan import transport_to
-from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import Docker
+from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.files.read import read_bytes
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.model import Node
-from orchestrator.tables.locate import family_of
+from orchestrator.tables.table_family import family_of
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport
@@ -91,8 +91,8 @@ class Recipe:
 
     def dockerfile(self) -> str:
         """The Dockerfile's text."""
-        tables = [{"name": f"{f.name}.csv", "env": f.env} for f in (family_of(t) for t in self.tables)]
-        if len({t["name"] for t in tables}) < len(tables):
+        families = [family_of(table) for table in self.tables]
+        if len(set(families)) < len(families):
             raise InputError(
                 "two --table of one family, but AITER reads one; make one with: " + command("db export ... -o DIR")
             )
@@ -101,7 +101,7 @@ class Recipe:
             "ref": self.ref,
             "repo": self.repo,
             "home": HOME,
-            "tables": tables,
+            "tables": [{"name": f"{family.name}.csv", "env": family.env} for family in families],
             "tables_home": TABLES,
             "requirements": self.requirements,
             "prebuild": self.prebuild,
@@ -146,9 +146,12 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
     if node is not None:
         real = resolved(node)
         transport = transport_to(node, accept_new_host_keys=accept_new_host_keys)
-        command, workdir = real.docker.docker_command, real.workdir or DEFAULT_WORKDIR
-    local = node is None or node.is_here
-    root = str(Path(workdir).expanduser()) if local else from_home(workdir).rstrip("/")
+        command = real.docker.docker_command
+        workdir = real.workdir or DEFAULT_WORKDIR
+    if node is None or node.is_here:
+        root = str(Path(workdir).expanduser())
+    else:
+        root = from_home(workdir).rstrip("/")
     folder = f"{root}/images/{recipe.folder}"
     files = recipe.files(command, flags)
     with connected(transport):
@@ -159,19 +162,19 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
 def _run(transport: Transport, folder: str, say: Say) -> str:
     channel = transport.open(["sh", f"{folder}/build.sh"])
     last: list[str] = []
-    found = ""
+    image_id = ""
     try:
         for line in map(str.rstrip, lines(channel.read)):
             if line.startswith(MARKER):
-                found = line.removeprefix(MARKER).strip()
+                image_id = line.removeprefix(MARKER).strip()
             elif line:
                 last = [*last[1 - LAST_LINES :], line]
                 say(line)
         why = channel.error()
     finally:
         channel.close()
-    if found:
-        return found
+    if image_id:
+        return image_id
     output = "\n".join(f"  {line}" for line in last)
     raise EngineError(transport.node, f"the build failed ({folder}/build.sh repeats it):\n{output or '  ' + why}")
 
@@ -192,6 +195,8 @@ ENGINES = (
 # A file by which a package is found.
 _MARKS = {"aiter": "aiter/jit/core.py", "vllm": "vllm/envs.py", "sglang": "sglang/srt/environ.py"}
 _CHECKOUTS = (*PLACES, "/sgl-workspace/sglang/python", "/vllm-workspace")
+_USUAL_BASES = ("/opt/venv", "/opt/conda", "/usr/local", "/usr")
+_PYTHON_MINORS = range(14, 7, -1)
 _FLYDSL = "flydsl/__init__.py"  # shows that a package which AITER's dispatch imports is installed
 # Ends of the names of files that are copied; all others are left out.
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode", "HEAD", "packed-refs")
@@ -252,19 +257,18 @@ def copy_out(
     try:
         details = client.ask(lambda c: c.inspect_image(image))
         roots = list(_roots(details)) if places is None else [*places]
-        wanted = [package for package in _MARKS if any(p.startswith(f"{package}/") for p in parts)]
         homes: dict[str, str | None] = {}
-        for package in wanted:
-            mark = _MARKS[package]
-            homes[package] = next((r for r in roots if _fetch(client, container, f"{r}/{mark}", folder, r)), None)
+        for package, mark in _MARKS.items():
+            if any(part.startswith(f"{package}/") for part in parts):
+                homes[package] = _fetch_from_first(client, container, roots, mark, folder)
         if not any(homes.values()):
-            names = " or ".join(wanted)
+            names = " or ".join(homes)
             raise EngineError(HERE, f"no {names} lies where images keep it ({', '.join(_CHECKOUTS)}, site-packages)")
         for part in parts:
             if root := homes.get(part.partition("/")[0], homes.get("aiter")):  # aiter_meta/ lies beside aiter/
                 _fetch(client, container, f"{root}/{part}", folder, root)
         if (folder / "aiter" / "ops" / "flydsl").is_dir():
-            any(_fetch(client, container, f"{r}/{_FLYDSL}", folder, r) for r in roots)
+            _fetch_from_first(client, container, roots, _FLYDSL, folder)
         return homes
     finally:
         with contextlib.suppress(NodeError):
@@ -273,15 +277,28 @@ def copy_out(
 
 def _roots(details: dict[str, Any]) -> Iterator[str]:
     """Folders where the package may lie: PYTHONPATH, checkouts, the site-packages of usual Pythons."""
-    env = dict(e.partition("=")[::2] for e in (details.get("Config") or {}).get("Env") or () if isinstance(e, str))
-    given = [p for p in env.get("PYTHONPATH", "").split(":") if p.startswith("/")]
-    bases = [env.get("VIRTUAL_ENV", ""), *(str(PurePosixPath(p).parent) for p in env.get("PATH", "").split(":") if p)]
-    bases = [b for b in dict.fromkeys((*bases, "/opt/venv", "/opt/conda", "/usr/local", "/usr")) if b.startswith("/")]
-    yield from dict.fromkeys((*given, *_CHECKOUTS))
-    for base in bases:
-        for minor in range(14, 7, -1):
+    env: dict[str, str] = {}
+    for setting in (details.get("Config") or {}).get("Env") or ():
+        if isinstance(setting, str):
+            name, _, value = setting.partition("=")
+            env[name] = value
+    python_path = [folder for folder in env.get("PYTHONPATH", "").split(":") if folder.startswith("/")]
+    yield from dict.fromkeys((*python_path, *_CHECKOUTS))
+    beside_path = [str(PurePosixPath(folder).parent) for folder in env.get("PATH", "").split(":") if folder]
+    for base in dict.fromkeys((env.get("VIRTUAL_ENV", ""), *beside_path, *_USUAL_BASES)):
+        if not base.startswith("/"):
+            continue
+        for minor in _PYTHON_MINORS:
             for kind in ("site-packages", "dist-packages"):
                 yield f"{base}/lib/python3.{minor}/{kind}"
+
+
+def _fetch_from_first(client: Docker, container: str, roots: Sequence[str], path: str, folder: Path) -> str | None:
+    """Copy a file from the first folder that has it; that folder."""
+    for root in roots:
+        if _fetch(client, container, f"{root}/{path}", folder, root):
+            return root
+    return None
 
 
 def _fetch(client: Docker, container: str, path: str, folder: Path, root: str) -> bool:
@@ -303,17 +320,25 @@ def _fetch(client: Docker, container: str, path: str, folder: Path, root: str) -
 
 
 def unpack(tar: tarfile.TarFile, target: Path) -> None:
-    for n, entry in enumerate(tar):
+    """Write the files of an archive that we read, and only regular ones of a legal size below the target."""
+    for number, entry in enumerate(tar):
         parts = PurePosixPath(entry.name).parts
-        if n > MAX_FILES or not entry.isfile() or ".." in parts or entry.name.startswith("/"):
+        if number > MAX_FILES or not entry.isfile() or ".." in parts or entry.name.startswith("/"):
             continue
         path = target.joinpath(*parts)
         if entry.name.endswith(".co"):  # only its name is needed
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        elif entry.size <= (MAX_MODULE if path.suffix == ".so" else MAX_FILE if path.name.endswith(_KEPT) else -1):
+        elif entry.size <= _size_limit(path):
             source = tar.extractfile(entry)
             if source is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as f:
                     shutil.copyfileobj(source, f)
+
+
+def _size_limit(path: Path) -> int:
+    """Most bytes of a file that is copied; -1 for one that is not."""
+    if path.suffix == ".so":
+        return MAX_MODULE
+    return MAX_FILE if path.name.endswith(_KEPT) else -1

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from orchestrator.controller.facts import NodeFacts
 from orchestrator.controller.node_check import ask_all
 from orchestrator.controller.node_plan import transport_to
-from orchestrator.engine.docker import container_options
 from orchestrator.engine.docker_containers import Docker
+from orchestrator.engine.docker_options import container_options
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, OrchestratorError
 from orchestrator.image.build import SILENCE_S, copy_out, unpack
@@ -51,9 +51,9 @@ for part; do shift; [ ! -e "$part" ] || set -- "$@" "$part"; done
 def aiter_lines(nodes: Iterable[Node], usable: Mapping[str, NodeFacts]) -> dict[str, str]:
     """One sentence for each usable node: its AITER's version and place, and the fixes that the files need. `usable`:
     the facts of these nodes; pools of leases have none yet."""
-    asked = {n.name: partial(_aiter_on, n, usable[n.name]) for n in nodes if n.name in usable}
-    found = dict(ask_all(asked, LIMIT_S))
-    return {name: found[name] or f"AITER: {UNKNOWN}" for name in asked}
+    questions = {node.name: partial(_aiter_on, node, usable[node.name]) for node in nodes if node.name in usable}
+    answers = dict(ask_all(questions, LIMIT_S))
+    return {name: answers[name] or f"AITER: {UNKNOWN}" for name in questions}
 
 
 def _aiter_on(node: Node, facts: NodeFacts) -> str:
@@ -81,7 +81,8 @@ def _parts(gfx: str) -> tuple[str, ...]:
 def _fetch_files(node: Node, facts: NodeFacts, parts: tuple[str, ...], folder: Path) -> str:
     """Copy the parts of the node's tree below `folder`; return the tree's place, "" if it is not known before a worker
     runs."""
-    spec, real = find_engine(node.engine), resolved(node)
+    spec = find_engine(node.engine)
+    real = resolved(node)
     if spec.runs_images and facts.values.get("image", "missing") != "missing":
         options = container_options(real, "")
         root = real.aiter.root
@@ -112,8 +113,8 @@ def _sentence(place: str, folder: Path, gfx: str) -> str:
     done = subprocess.run(argv, cwd=PACKAGE_PARENT, capture_output=True, timeout=LIMIT_S)
     if done.returncode != 0:
         raise ValueError(done.stderr.decode("utf-8", "replace").strip()[-300:])
-    found = json.loads(done.stdout)
-    needed = [name for name, fix in found["workarounds"].items() if fix["verdict"] == "needed"]
+    probe = json.loads(done.stdout)
+    needed = [name for name, fix in probe["workarounds"].items() if fix["verdict"] == "needed"]
     fixes = f"needs {', '.join(needed)}; applied to a copy" if needed else "needs no fix"
-    version = found["tree"]["version"] or found["tree"]["commit"][:10] or "of an unknown version"
+    version = probe["tree"]["version"] or probe["tree"]["commit"][:10] or "of an unknown version"
     return f"AITER {version} in {place} {fixes}"

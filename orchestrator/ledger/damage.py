@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from orchestrator import events as ev
 from orchestrator.errors import OrchestratorError
+from orchestrator.policy.apply import apply
+from orchestrator.policy.model import State
+from orchestrator.policy.settings import PolicySettings
 from orchestrator.reasons import Reason
-
-if TYPE_CHECKING:
-    from orchestrator.ledger.reader import LedgerReader
-    from worker.families import Family
+from worker.families import Family
 
 BROKEN_BY_VALUES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """The errors that Python raises over a value that is not as expected."""
@@ -32,7 +32,18 @@ _META: dict[str, Any] = {
 _PLAIN: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": _NUMBER, "Reason": Reason}
 
 
-def find_damage(ledger: LedgerReader) -> str:
+class OpenLedger(Protocol):
+    """The part of a ledger that the search needs: a `LedgerReader`, which calls `find_damage` when a reading broke."""
+
+    def query(self, sql: str) -> list[Any]:
+        """The rows of a query. Raises LedgerError if SQLite cannot read them."""
+
+    @property
+    def family(self) -> Family:
+        """The run's family. Raises OrchestratorError if the value of the run names none."""
+
+
+def find_damage(ledger: OpenLedger) -> str:
     """A sentence on the first damaged value, "" if there is none."""
     try:
         return next(_damage(ledger), "")
@@ -40,7 +51,7 @@ def find_damage(ledger: LedgerReader) -> str:
         return str(e)
 
 
-def _damage(ledger: LedgerReader) -> Iterator[str]:
+def _damage(ledger: OpenLedger) -> Iterator[str]:
     for key, text in ledger.query("SELECT key, value FROM meta"):
         yield from _fault(f"value `{key}`", text, partial(_is_a, _META.get(key, object)))
     for (table,) in ledger.query(
@@ -69,12 +80,8 @@ def _damage(ledger: LedgerReader) -> Iterator[str]:
             yield f"row {id_} {fault}"
 
 
-def _journal_damage(ledger: LedgerReader) -> Iterator[str]:
+def _journal_damage(ledger: OpenLedger) -> Iterator[str]:
     """The records in their order, each held to its type and replayed."""
-    from orchestrator.policy.apply import apply
-    from orchestrator.policy.model import State
-    from orchestrator.policy.settings import PolicySettings
-
     state = State(PolicySettings())
     for number, t, kind, data in ledger.query("SELECT id, t, type, data FROM journal ORDER BY id"):
         try:

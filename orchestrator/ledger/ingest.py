@@ -58,7 +58,9 @@ def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
 
 def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any]) -> str | None:
     """The reason why a row cannot be a shape's winner; None if it can. The worker has judged its error (`status`)."""
-    us, err, name = clean.number(row.get("us")), clean.number(row.get("errRatio")), row.get("kernelName")
+    us = clean.number(row.get("us"))
+    err = clean.number(row.get("errRatio"))
+    name = row.get("kernelName")
     if us is None or us <= 0:
         return f"its time is {_shown(row.get('us'))}"
     if err is None or not 0 <= err <= 1:
@@ -69,15 +71,18 @@ def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any]) -> str | Non
         return "it names no kernel" if not name else "its kernelName is not a name"
     if clean.text(name) != name or name[0] in "=+-@":
         return "its kernelName is not plain text"
-    gfx, cu_num = device.get("gfx"), clean.integer(device.get("cu_num"))
+    gfx = device.get("gfx")
+    cu_num = clean.integer(device.get("cu_num"))
     if not isinstance(gfx, str) or not _GFX.match(gfx) or cu_num is None or cu_num < 1:
         return f"the device is not named (gfx {_shown(gfx)}, cu_num {_shown(device.get('cu_num'))})"
     return None
 
 
 def _shown(value: Any) -> str:
-    if value is None or isinstance(value, (dict, list)):
-        return "missing" if value is None else "no scalar"
+    if value is None:
+        return "missing"
+    if isinstance(value, (dict, list)):
+        return "no scalar"
     return clean.text(str(value)[:200], 60)
 
 
@@ -112,7 +117,8 @@ class Ingest:
         from pydantic_core import from_json  # here: who only reads a ledger needs no decoder of records
 
         self._decode = from_json
-        self._ledger, self._state = ledger, state
+        self._ledger = ledger
+        self._state = state
         self._ends: set[str] = set()
         """Attempts whose end is in the bytes being read, but not in the ledger yet."""
         self._torn: dict[tuple[str, str], bytes] = {}
@@ -133,7 +139,7 @@ class Ingest:
         self._ends.clear()
         if consumed < len(buffer):
             self._torn[node, slot] = buffer[consumed:]
-        out: list[ev.Event] = []
+        events: list[ev.Event] = []
         for line in lines:
             if not line.strip():
                 continue
@@ -143,13 +149,13 @@ class Ingest:
                 self._ledger.note_bad(node, slot, EVENTS, str(e))
                 continue
             try:
-                out += self._take(node, slot, raw)
+                events += self._take(node, slot, raw)
             except _Odd as e:
                 self._ledger.note_bad(node, slot, EVENTS, f"{clean.text(raw.get('type'), 40)}: {e}")
         self._put_rows()
         if consumed:
             self._ledger.advance_offset(node, slot, EVENTS, consumed)
-        return out, consumed
+        return events, consumed
 
     def _put_rows(self) -> None:
         self._ledger.put_rows(self._rows)
@@ -183,13 +189,14 @@ class Ingest:
         return ev.CanaryFailed(node, slot, detail, raw.get("final") is True)
 
     def _canary_timed(self, node: str, slot: str, raw: Mapping[str, Any]) -> ev.Event:
-        times = [clean.number(raw[k]) for k in ("compute_us", "memory_us")]
-        compute, memory = (us if us is not None and us > 0 else -1.0 for us in times)
-        device, reading = self._ledger.slot(node, slot).device, clean.document(raw.get("conditions"))
-        names = [clean.text(str(device[k]), 64) for k in ("device", "gfx", "cu_num") if device.get(k)]
-        warm, cap = reading.get("temperature_c"), clean.number(reading.get("power_cap_w"))
-        degrees = [d for v in warm.values() if (d := clean.number(v))] if isinstance(warm, dict) else []
-        return ev.CanaryTimed(node, slot, compute, memory, " ".join(names), max(degrees, default=0.0), cap or 0.0)
+        device = self._ledger.slot(node, slot).device
+        reading = clean.document(raw.get("conditions"))
+        names = [clean.text(str(device[name]), 64) for name in ("device", "gfx", "cu_num") if device.get(name)]
+        power_cap_w = clean.number(reading.get("power_cap_w")) or 0.0
+        hottest_c = _hottest(reading.get("temperature_c"))
+        compute_us = _positive_us(raw["compute_us"])
+        memory_us = _positive_us(raw["memory_us"])
+        return ev.CanaryTimed(node, slot, compute_us, memory_us, " ".join(names), hottest_c, power_cap_w)
 
     def _source(self, node: str, slot: str, name: object) -> _Source | None:
         """The attempt with that name; None if it is a canary. Raise _Odd."""
@@ -215,7 +222,8 @@ class Ingest:
         attempt = source.attempt
         match raw["type"]:
             case "attempt_started":
-                device, known = clean.document(raw["device"]), self._ledger.report(attempt.id).device
+                device = clean.document(raw["device"])
+                known = self._ledger.report(attempt.id).device
                 self._ledger.attempt_report(attempt.id, device=device, conditions=_conditions("before", raw))
                 if not known:
                     source.device |= device
@@ -230,7 +238,7 @@ class Ingest:
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "shape_tuned":
-                candidates = self._left_out(attempt, shape, slot, raw)
+                candidates = self._store_blocked(attempt, shape, slot, raw)
                 if self._row(source, shape, slot, raw, winner=True):
                     self._put_rows()
                     if self._ledger.noise(attempt.id, shape):
@@ -240,28 +248,29 @@ class Ingest:
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
-                candidates = self._left_out(attempt, shape, slot, raw)
-                reason, detail = Reason(raw["reason"]), clean.text(raw["detail"])
-                return [ev.ShapeRefused(attempt.id, shape, reason, detail, **candidates)]
+                candidates = self._store_blocked(attempt, shape, slot, raw)
+                detail = clean.text(raw["detail"])
+                return [ev.ShapeRefused(attempt.id, shape, Reason(raw["reason"]), detail, **candidates)]
         return []
 
-    def _left_out(self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    def _store_blocked(self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Store the candidates that were left out, and return them for the event of the shape's end. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
         except ProtocolError as e:
             raise _Odd(str(e)) from e
         self._ledger.withheld(attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries)
-        open_ = [e for e in entries if not e["confirmed"]]
+        unconfirmed = [entry for entry in entries if not entry["confirmed"]]
         return {
-            "withheld": tuple(tuple(e["candidate"]) for e in open_),
-            "earlier": tuple(tuple(e["candidate"]) for e in open_ if e["source"] == "blocklist"),
+            "withheld": tuple(tuple(entry["candidate"]) for entry in unconfirmed),
+            "earlier": tuple(tuple(entry["candidate"]) for entry in unconfirmed if entry["source"] == "blocklist"),
             "cut": more > 0,
         }
 
     def _row(self, source: _Source, shape: int, slot: str, raw: Mapping[str, Any], *, winner: bool = False) -> bool:
         """Keep a row; return whether it is a valid winner."""
-        row, attempt = raw["row"], source.attempt
+        row = raw["row"]
+        attempt = source.attempt
         if not isinstance(row, dict):
             raise _Odd("its row is not a JSON object")
         fault = winner_fault(row, source.device) if winner else None
@@ -305,15 +314,31 @@ class Ingest:
             spent=clean.seconds_by_kind(raw["spent"]),
             conditions=_conditions("after", raw),
         )
-        flying, detail = raw["in_flight"], clean.text(raw["detail"])
-        if type(flying) is not int or flying not in source.shapes:
-            flying = None
+        in_flight = raw["in_flight"]
+        if type(in_flight) is not int or in_flight not in source.shapes:
+            in_flight = None
+        detail = clean.text(raw["detail"])
         if raw["outcome"] in OUTCOMES:
             outcome = Reason(raw["outcome"])
         else:
-            outcome, detail = Reason.ERROR, f"ended as {_shown(raw['outcome'])}, which is not an outcome; {detail}"
+            outcome = Reason.ERROR
+            detail = f"ended as {_shown(raw['outcome'])}, which is not an outcome; {detail}"
         seconds = clean.number(raw["seconds"])
-        return ev.AttemptEnded(attempt.id, outcome, flying, detail, max(0.0, seconds or 0.0))
+        return ev.AttemptEnded(attempt.id, outcome, in_flight, detail, max(0.0, seconds or 0.0))
+
+
+def _positive_us(value: object) -> float:
+    """A time in microseconds, -1 if there is none."""
+    us = clean.number(value)
+    return us if us is not None and us > 0 else -1.0
+
+
+def _hottest(temperatures: object) -> float:
+    """The highest of the temperatures by sensor, 0 if none was read."""
+    if not isinstance(temperatures, dict):
+        return 0.0
+    degrees = [clean.number(value) or 0.0 for value in temperatures.values()]
+    return max((value for value in degrees if value), default=0.0)
 
 
 def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:

@@ -24,7 +24,7 @@ from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
-from orchestrator.tables.policy import Time, is_noisy, spread_of_noisy
+from orchestrator.tables.decision import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
 from worker.protocol.spec import MAX_WITHHELD
@@ -44,9 +44,10 @@ class Counts:
     @classmethod
     def of(cls, state: State, total: int, skipped: int) -> Counts:
         """The counts of a run; total = tuned + skipped + failed + running + pending."""
-        at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
-        flying = {a.current for a in at_work if a.current is not None}
-        running = sum(state.shapes[i].state == "pending" for i in flying)
+        slots = [slot for node in state.nodes.values() for slot in node.slots.values()]
+        currents = [state.attempts[slot.running].current for slot in slots if slot.running]
+        in_flight = {shape for shape in currents if shape is not None}
+        running = sum(1 for shape in in_flight if state.shapes[shape].state == "pending")
         pending = total - skipped - state.tuned - state.failed - running
         return cls(total, state.tuned, skipped, state.failed, running, pending)
 
@@ -101,8 +102,8 @@ NO_REPORT = Report({}, None, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A candidate that an attempt did not measure, because it had faulted (docs/explanation/scheduling.md).
+class BlockedCandidate:
+    """A candidate that an attempt left out, because it had faulted (docs/explanation/scheduling.md).
 
     `verdict`: what happened on another slot: `ran`, `faulted`, or None if no other slot has tried it.
     """
@@ -128,11 +129,12 @@ class LeftOut:
 
     def to_json(self) -> dict[str, Any]:
         """Entry of provenance.json."""
+        fields = ("outcome", "detail", "node", "slot", "gpu", "image", "driver", "t", "source")
         return {
-            "name": self.name or " ".join(self.candidate), "outcome": self.outcome, "detail": self.detail,
-            "node": self.node, "slot": self.slot, "gpu": self.gpu, "image": self.image, "driver": self.driver,
-            "t": self.t, "source": self.source, "elsewhere": self.verdict or "not tried",
-        }  # fmt: skip
+            "name": self.name or " ".join(self.candidate),
+            **{name: getattr(self, name) for name in fields},
+            "elsewhere": self.verdict or "not tried",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +181,13 @@ class SlotInfo:
 
 
 _CHUNK = 1000
+"""Rows that are fetched at once."""
 _JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
 
 
 _ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.gfx, r.cu_num, r.note, r.extra,
     {", ".join(f"r.{f.column}" for f in database.COLUMNS)} FROM rows r JOIN shapes s ON s.id=r.shape"""
-_LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
+_BLOCKED = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
     FROM withheld"""
 _FIRST_AND_LAST = """SELECT last.extra, first.us, coalesce(first.spread, 0), last.us, coalesce(last.spread, 0)
     FROM rows last JOIN rows first ON first.attempt=last.attempt AND first.shape=last.shape
@@ -207,7 +210,9 @@ class LedgerReader:
     """An open ledger to read. Use as a context manager, in the thread that opened it."""
 
     def __init__(self, conn: sqlite3.Connection, path: Path, replay: Replay | None = None) -> None:
-        self._conn, self.path, self._replay = conn, path, replay or Replay()
+        self._conn = conn
+        self.path = path
+        self._replay = replay or Replay()
 
     @classmethod
     def open_readonly(cls, path: Path, *, at_rest: bool = False, replay: Replay | None = None) -> LedgerReader:
@@ -263,8 +268,8 @@ class LedgerReader:
 
     def meta(self, key: str, default: Any = None) -> Any:
         """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
-        found = self.query("SELECT value FROM meta WHERE key=?", (key,))
-        return json.loads(found[0][0]) if found else default
+        rows = self.query("SELECT value FROM meta WHERE key=?", (key,))
+        return json.loads(rows[0][0]) if rows else default
 
     @property
     def state(self) -> str:
@@ -312,41 +317,42 @@ class LedgerReader:
     def shapes(self, only: str | None = None) -> Iterator[ShapeState]:
         """Requested shapes (of one state), in the order of the file."""
         with self.snapshot():
-            state, skipped, keys = self.replayed, self.skipped(), self.keys
-        for i, key in keys.items():
-            if i in skipped:
-                if only in (None, "skipped"):
-                    why, detail, t = skipped[i]
-                    yield ShapeState(i, key, "skipped", why or None, detail, settled_at=t)
-                continue
-            s = state.shapes.get(i)
-            if s is None:
-                if only in (None, "pending"):
-                    yield ShapeState(i, key, "pending")
-            elif only in (None, s.state):
-                by, begun = state.attempts.get(s.attempt), list[Attempt]()
-                if s.state == "failed":
-                    begun = [a for x in s.attempts if (a := state.attempts[x]).started_at is not None]
-                    by = by or (begun[-1] if begun else None)
-                yield ShapeState(
-                    i, key, s.state, s.reason.value if s.reason else None, s.detail, s.confirmed, by.id if by else "",
-                    s.settled_at or None, by.node if by else "", by.slot if by else "", len(begun),
-                )  # fmt: skip
+            state = self.replayed
+            skipped = self.skipped()
+            keys = self.keys
+        for id_, key in keys.items():
+            if id_ in skipped:
+                why, detail, t = skipped[id_]
+                shape = ShapeState(id_, key, "skipped", why or None, detail, settled_at=t)
+            elif id_ in state.shapes:
+                if only not in (None, state.shapes[id_].state):
+                    continue
+                shape = _shape_state(state, id_, key)
+            else:
+                shape = ShapeState(id_, key, "pending")
+            if only in (None, shape.state):
+                yield shape
 
     def failed(self, reason: str | None = None) -> list[ShapeState]:
         """Failed shapes (for one reason)."""
-        return [s for s in self.shapes("failed") if reason in (None, s.reason)]
+        return [shape for shape in self.shapes("failed") if reason in (None, shape.reason)]
 
     def failures(self) -> dict[str, int]:
         """Failed shapes by reason, the most frequent first."""
-        found = Counter(s.reason.value for s in self.replayed.shapes.values() if s.state == "failed" and s.reason)
-        return dict(sorted(found.items(), key=lambda x: (-x[1], x[0])))
+        shapes = self.replayed.shapes.values()
+        reasons = Counter(shape.reason.value for shape in shapes if shape.state == "failed" and shape.reason)
+        return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
-    def unconfirmed(self) -> list[tuple[ShapeState, list[LeftOut]]]:
+    def unconfirmed(self) -> list[tuple[ShapeState, list[BlockedCandidate]]]:
         """Tuned shapes for which candidates were left out on the evidence of one slot, with those candidates."""
-        shapes = [s for s in self.shapes("tuned") if s.confirmed is False]
-        # it ran elsewhere but was not compared with the winner: still open, like a candidate without a second try
-        return [(s, [w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted"]) for s in shapes]
+        shapes = [shape for shape in self.shapes("tuned") if shape.confirmed is False]
+        return [(shape, self._open_candidates(shape.id)) for shape in shapes]
+
+    def _open_candidates(self, shape: int) -> list[BlockedCandidate]:
+        """The blocked candidates of a shape that may still be good. One that ran elsewhere was not compared with the
+        winner: it is as open as one without a second try."""
+        blocked = self.blocked_candidates(shape)
+        return [candidate for candidate in blocked if not candidate.confirmed and candidate.verdict != "faulted"]
 
     def reports(self) -> dict[str, Report]:
         """Reports of workers by attempt."""
@@ -355,8 +361,8 @@ class LedgerReader:
 
     def report(self, attempt: str) -> Report:
         """The worker's report on one attempt."""
-        found = self.query("SELECT device, exit, spent, conditions FROM reports WHERE attempt=?", (attempt,))
-        return _report(*found[0]) if found else NO_REPORT
+        rows = self.query("SELECT device, exit, spent, conditions FROM reports WHERE attempt=?", (attempt,))
+        return _report(*rows[0]) if rows else NO_REPORT
 
     def spent(self) -> dict[str, float]:
         """Seconds spent by kind, over all attempts that reported them (worker clock)."""
@@ -374,7 +380,8 @@ class LedgerReader:
     def slot(self, node: str, slot: str) -> SlotInfo:
         """The latest that one slot's workers reported; empty if they reported nothing."""
         rows = self.query("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
-        return SlotInfo(node, slot, *(json.loads(v or "{}") for v in (rows[0] if rows else ("", ""))))
+        info, device = rows[0] if rows else ("", "")
+        return SlotInfo(node, slot, json.loads(info or "{}"), json.loads(device or "{}"))
 
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
         """Next byte to read of each (stream, slot) of a node; streams that are not listed begin at 0."""
@@ -383,74 +390,116 @@ class LedgerReader:
     def winners(self) -> list[ProfileRow]:
         """One row per tuned shape: the row that settled it, in the order of the shapes."""
         with self.snapshot():
-            shapes, found = self.replayed.shapes, dict[int, ProfileRow]()
+            shapes = self.replayed.shapes
+            winners: dict[int, ProfileRow] = {}
             for raw in self._each(f"{_ROW} WHERE r.winner=1 ORDER BY r.id"):
-                shape = shapes.get(raw[2])
-                if shape is not None and shape.state == "tuned" and shape.attempt == raw[1]:
-                    found.setdefault(raw[2], _row(raw))
-            if not all(0 < row.us < inf for row in found.values()):
+                _, attempt, id_, *_ = raw
+                shape = shapes.get(id_)
+                if shape is not None and shape.state == "tuned" and shape.attempt == attempt:
+                    winners.setdefault(id_, _row(raw))
+            if not all(0 < row.us < inf for row in winners.values()):
                 raise ValueError("a winner without a time")  # `__exit__` names it
-        return [found[i] for i in sorted(found)]
+        return [winners[id_] for id_ in sorted(winners)]
 
     def noise(self, attempt: str, shape: int) -> float:
         """The spread of an attempt's winner if it is noisy: its last time differs from its own first time by more than
         the spreads of both explain. Else 0. A row that keeps today's entry is not noisy, and no mean of a bench is."""
         for extra, first_us, first_spread, us, spread in self.query(_FIRST_AND_LAST, (attempt, shape)):
-            first, last, more = Time(first_us, first_spread), Time(us, spread), json.loads(extra or "{}")
+            first = Time(first_us, first_spread)
+            last = Time(us, spread)
+            more = json.loads(extra or "{}")
             if is_noisy(first, last) and "run" not in more and not keeps_today(more):
                 return spread_of_noisy(first, last)
         return 0.0
 
     def noisy(self) -> dict[int, float]:
         """The shapes whose winner is noisy, with its spread; without unconfirmed ones, which no table takes."""
-        unsure = {s.id for s in self.shapes("tuned") if s.confirmed is False}
-        found = {w.shape: self.noise(w.attempt, w.shape) for w in self.winners()}
-        return {shape: spread for shape, spread in found.items() if spread and shape not in unsure}
+        unconfirmed = {shape.id for shape in self.shapes("tuned") if shape.confirmed is False}
+        spreads = {winner.shape: self.noise(winner.attempt, winner.shape) for winner in self.winners()}
+        return {shape: spread for shape, spread in spreads.items() if spread and shape not in unconfirmed}
 
     def profile_rows(self) -> Iterator[ProfileRow]:
         """Every measured candidate, in the order of arrival."""
         return map(_row, self._each(f"{_ROW} ORDER BY r.id"))
 
-    def left_out(self, shape: int | None = None) -> list[LeftOut]:
+    def blocked_candidates(self, shape: int | None = None) -> list[BlockedCandidate]:
         """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts."""
         with self.snapshot():
-            return self._judged(self.replayed, self.query(f"{_LEFT_OUT} WHERE shape=coalesce(?, shape)", (shape,)))
+            return self._judged(self.replayed, self.query(f"{_BLOCKED} WHERE shape=coalesce(?, shape)", (shape,)))
 
-    def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
+    def blocklist_verdicts(self, node: str) -> tuple[list[BlockedCandidate], list[BlockedCandidate]]:
         """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
 
         Only for shapes that were settled after the node's latest running attempt was sent.
         """
         state = self.replayed
         slots = state.nodes[node].slots.values() if node in state.nodes else ()
-        since = max((state.attempts[s.running].sent_at for s in slots if s.running), default=0.0)
-        sql = f"{_LEFT_OUT} WHERE shape IN (SELECT shape FROM withheld WHERE node=?)"
-        found = [
-            w for w in self._judged(state, self.query(sql, (node,)))
-            if w.node == node and w.verdict and state.shapes[w.shape].settled_at >= since
-        ][-MAX_VERDICTS:]  # fmt: skip
-        return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
+        since = max((state.attempts[slot.running].sent_at for slot in slots if slot.running), default=0.0)
+        sql = f"{_BLOCKED} WHERE shape IN (SELECT shape FROM withheld WHERE node=?)"
+        judged = []
+        for candidate in self._judged(state, self.query(sql, (node,))):
+            is_of_node = candidate.node == node and candidate.verdict is not None
+            if is_of_node and state.shapes[candidate.shape].settled_at >= since:
+                judged.append(candidate)
+        latest = judged[-MAX_VERDICTS:]
+        ran = [candidate for candidate in latest if candidate.verdict == "ran"]
+        return ran, [candidate for candidate in latest if candidate.verdict == "faulted"]
 
-    def _judged(self, state: State, rows: list[Any]) -> list[LeftOut]:
+    def _judged(self, state: State, rows: list[Any]) -> list[BlockedCandidate]:
         """The candidates with their verdicts from other GPUs. If two GPUs left a candidate out, it faulted elsewhere
         too. If the shape's result came from another GPU that did not leave it out, it ran there."""
-        found = sorted(map(_left_out, rows), key=lambda w: (w.shape, state.order(w.attempt), w.candidate))
+        blocked = sorted(map(_blocked_candidate, rows), key=lambda b: (b.shape, state.order(b.attempt), b.candidate))
         gpus: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
         slots: dict[tuple[int, tuple[str, ...]], set[SlotId]] = defaultdict(set)
-        many = {a for a, n in Counter(w.attempt for w in found).items() if n >= MAX_WITHHELD}
-        for w in found:
-            gpus[w.shape, w.candidate].add(w.gpu)
-            slots[w.shape, w.candidate].add((w.node, w.slot))
+        for candidate in blocked:
+            gpus[candidate.shape, candidate.candidate].add(candidate.gpu)
+            slots[candidate.shape, candidate.candidate].add((candidate.node, candidate.slot))
+        # the list of such an attempt is cut off: a candidate that it lacks may have been left out, too
+        counts = Counter(candidate.attempt for candidate in blocked)
+        cut_off = {attempt for attempt, count in counts.items() if count >= MAX_WITHHELD}
 
-        def verdict(w: LeftOut) -> str | None:
-            if len(gpus[w.shape, w.candidate]) > 1:
+        def verdict(candidate: BlockedCandidate) -> str | None:
+            if len(gpus[candidate.shape, candidate.candidate]) > 1:
                 return "faulted"
-            s = state.shapes.get(w.shape)
-            by = state.attempts.get(s.attempt if s.state == "tuned" else s.result) if s is not None else None
-            elsewhere = by is not None and by.id not in many and (by.node, by.slot) not in slots[w.shape, w.candidate]
-            return "ran" if elsewhere else None
+            attempt = _attempt_of_result(state, candidate.shape)
+            if attempt is None or attempt.id in cut_off:
+                return None
+            left_out_there = (attempt.node, attempt.slot) in slots[candidate.shape, candidate.candidate]
+            return None if left_out_there else "ran"
 
-        return [replace(w, verdict=verdict(w)) for w in found]
+        return [replace(candidate, verdict=verdict(candidate)) for candidate in blocked]
+
+
+def _shape_state(state: State, id_: int, key: tuple[int | str, ...]) -> ShapeState:
+    """A shape that the state has, with the attempt that settled it."""
+    shape = state.shapes[id_]
+    attempt = state.attempts.get(shape.attempt)
+    begun: list[Attempt] = []
+    if shape.state == "failed":
+        begun = [state.attempts[name] for name in shape.attempts if state.attempts[name].started_at is not None]
+        if attempt is None and begun:
+            attempt = begun[-1]
+    return ShapeState(
+        id_,
+        key,
+        shape.state,
+        shape.reason.value if shape.reason else None,
+        shape.detail,
+        shape.confirmed,
+        attempt.id if attempt else "",
+        shape.settled_at or None,
+        attempt.node if attempt else "",
+        attempt.slot if attempt else "",
+        len(begun),
+    )
+
+
+def _attempt_of_result(state: State, id_: int) -> Attempt | None:
+    """The attempt that a shape's result is from."""
+    shape = state.shapes.get(id_)
+    if shape is None:
+        return None
+    return state.attempts.get(shape.attempt if shape.state == "tuned" else shape.result)
 
 
 def keeps_today(row: Row) -> bool:
@@ -465,20 +514,34 @@ def _report(device: str | None, exit: int | None, spent: str | None, conditions:
     return Report(json.loads(device or "{}"), exit, json.loads(spent or "{}"), json.loads(conditions or "{}"))
 
 
-def _left_out(r: Any) -> LeftOut:
-    attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, raw = r
-    entry = json.loads(raw)
-    return LeftOut(
-        attempt, shape, tuple(json.loads(candidate)), node, slot, name, outcome, detail, source, bool(confirmed),
-        None, tuple(entry["key"]), entry["slot"], entry["image"], entry["driver"], entry["t"],
-    )  # fmt: skip
+def _blocked_candidate(raw: Any) -> BlockedCandidate:
+    attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry_text = raw
+    entry = json.loads(entry_text)
+    return BlockedCandidate(
+        attempt,
+        shape,
+        tuple(json.loads(candidate)),
+        node,
+        slot,
+        name,
+        outcome,
+        detail,
+        source,
+        bool(confirmed),
+        None,
+        tuple(entry["key"]),
+        entry["slot"],
+        entry["image"],
+        entry["driver"],
+        entry["t"],
+    )
 
 
-def _row(r: Any) -> ProfileRow:
-    row = {f.name: v for f, v in zip(database.COLUMNS, r[12:], strict=True) if v is not None}
-    args: list[Any] = [*r[:11], row | json.loads(r[11] or "{}")]
-    args[3], args[7] = tuple(json.loads(r[3])), bool(r[7])
-    return ProfileRow(*args)
+def _row(raw: Any) -> ProfileRow:
+    id_, attempt, shape, key, node, slot, t, winner, gfx, cu_num, note, extra, *values = raw
+    row = {field.name: value for field, value in zip(database.COLUMNS, values, strict=True) if value is not None}
+    row |= json.loads(extra or "{}")
+    return ProfileRow(id_, attempt, shape, tuple(json.loads(key)), node, slot, t, bool(winner), gfx, cu_num, note, row)
 
 
 UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
@@ -486,18 +549,20 @@ UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
 
 def reconcile(ledger: LedgerReader) -> list[str]:
     """Sentences about what does not add up. [] if total = tuned + skipped + failed (+ pending while not finished)."""
-    state, counts = ledger.replayed, ledger.counts()
-    with_row = {w.shape for w in ledger.winners()}
-    faults = [
-        f"shape {s.id} is tuned by {s.attempt} without a valid row of that attempt"
-        for s in state.shapes.values()
-        if s.state == "tuned" and s.id not in with_row
-    ]
-    nameless = [s.id for s in state.shapes.values() if s.state == "failed" and not s.reason]
-    faults += [f"shape {i} is failed without a reason" for i in nameless]
-    for attempt, shape in ledger.query("SELECT DISTINCT attempt, shape FROM rows"):
-        if shape not in (state.attempts[attempt].shapes if attempt in state.attempts else ()):
-            faults.append(f"there are rows of shape {shape} in attempt {attempt}, which does not have it")
+    state = ledger.replayed
+    counts = ledger.counts()
+    with_row = {winner.shape for winner in ledger.winners()}
+    faults = []
+    for shape in state.shapes.values():
+        if shape.state == "tuned" and shape.id not in with_row:
+            faults.append(f"shape {shape.id} is tuned by {shape.attempt} without a valid row of that attempt")
+    for shape in state.shapes.values():
+        if shape.state == "failed" and not shape.reason:
+            faults.append(f"shape {shape.id} is failed without a reason")
+    for name, id_ in ledger.query("SELECT DISTINCT attempt, shape FROM rows"):
+        attempt = state.attempts.get(name)
+        if attempt is None or id_ not in attempt.shapes:
+            faults.append(f"there are rows of shape {id_} in attempt {name}, which does not have it")
     if counts.total != counts.settled + counts.running + counts.pending or counts.pending < 0:
         faults.append(f"{counts.total} shapes requested, but {counts}")
     if ledger.state not in UNFINISHED and counts.settled != counts.total:

@@ -93,7 +93,8 @@ class Ledger(LedgerReader):
 
     def drive(self, state: State) -> None:
         """Replay the journal into a fresh state. The caller then applies each record that it journals to this state."""
-        self._replay, self._driven = Replay(state, keys=self._replay.keys), True
+        self._replay = Replay(state, keys=self._replay.keys)
+        self._driven = True
         self._catch_up()
 
     def journal(self, record: ev.Record, t: float) -> None:
@@ -138,13 +139,20 @@ class Ledger(LedgerReader):
 
     def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
-        for e in entries:
-            candidate, whole = json.dumps(list(e["candidate"]), separators=(",", ":")), {k: e[k] for k in _ENTRY}
-            name, detail = clean.text(e["name"], 200), clean.text(e["detail"], 300)
+        for entry in entries:
             values = (
-                attempt, shape, candidate, node, slot, json.dumps(whole), name, e["outcome"], detail, e["source"],
-                int(e["confirmed"]),
-            )  # fmt: skip
+                attempt,
+                shape,
+                json.dumps(list(entry["candidate"]), separators=(",", ":")),
+                node,
+                slot,
+                json.dumps({field: entry[field] for field in _ENTRY}),
+                clean.text(entry["name"], 200),
+                entry["outcome"],
+                clean.text(entry["detail"], 300),
+                entry["source"],
+                int(entry["confirmed"]),
+            )
             self._run(f"INSERT OR IGNORE INTO withheld VALUES ({', '.join('?' * 11)})", values)
 
     def slot_info(
@@ -204,18 +212,35 @@ def row_values(
     note: str | None = None,
 ) -> tuple[Any, ...]:
     """A measured candidate (worker.protocol.Row), cleaned, for `put_rows`. `device` gives gfx and cu_num."""
-    device, get = device or {}, row.get
-    own = {
-        n: clean.number(get(n)) if k is float else clean.integer(get(n)) if k is int else clean.text(get(n), most)
-        for n, k, most in _CLEANED
-    }
-    own["us"] = -1.0 if own["us"] is None else own["us"]
-    own["status"] = own["status"] or "ok"
-    extra = None if row.keys() <= _OWN_COLUMN else clean.document({k: row[k] for k in row if k not in _OWN_COLUMN})
+    own_columns = {name: _clean_cell(row.get(name), kind, limit) for name, kind, limit in _CLEANED}
+    if own_columns["us"] is None:
+        own_columns["us"] = -1.0
+    own_columns["status"] = own_columns["status"] or "ok"
+    extra = {}
+    if not row.keys() <= _OWN_COLUMN:
+        extra = clean.document({name: value for name, value in row.items() if name not in _OWN_COLUMN})
+    device = device or {}
     return (
-        attempt, shape, node, slot, t, int(winner), *own.values(), clean.text(device.get("gfx"), 64),
-        clean.integer(device.get("cu_num")), json.dumps(extra) if extra else None, note,
-    )  # fmt: skip
+        attempt,
+        shape,
+        node,
+        slot,
+        t,
+        int(winner),
+        *own_columns.values(),
+        clean.text(device.get("gfx"), 64),
+        clean.integer(device.get("cu_num")),
+        json.dumps(extra) if extra else None,
+        note,
+    )
+
+
+def _clean_cell(value: object, kind: type, limit: int) -> float | int | str | None:
+    if kind is float:
+        return clean.number(value)
+    if kind is int:
+        return clean.integer(value)
+    return clean.text(value, limit)
 
 
 def _dumps(value: Mapping[str, Any] | None) -> str | None:

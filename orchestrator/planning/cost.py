@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,9 +38,19 @@ DOES_NOT_FIT_S = 1.0
 FEWEST_FOR_FIT = 8
 """With fewer samples than this, only the scale of the guess is corrected."""
 
-RUN_OFF, RUN_WEIGHT = 0.3, 2.0
-"""Prior for the error of a whole run: RUN_OFF is the standard deviation of the logarithm of measured over estimated,
-and counts as much as RUN_WEIGHT measured runs."""
+RUN_OFF = 0.3
+"""Prior for the error of a whole run: the standard deviation of the logarithm of measured over estimated."""
+
+RUN_WEIGHT = 2.0
+"""The prior counts as much as so many measured runs."""
+
+CERTAIN = 1.645
+"""Standard deviations to each side within which nine of ten runs are."""
+
+FIT_ROUNDS = 10
+
+MEDIAN_TO_DEVIATION = 1.4826
+"""The standard deviation of normal errors, in medians of their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +90,30 @@ class CostModel:
         """The first guess, if this user has measured nothing yet. The guess of a tuner from a package is its own."""
         spec = recorded_tuner(tuner)
         rate, known = nearest_rate(tuner, family.name, gfx)
-        source = f"a first guess for tuner {tuner}, {rate.source}; the next run of {family.name} will know better"
         if spec.cost_guess is not None:
             known = True
             source = f"the guess of tuner {tuner} itself; the next run of {family.name} will know better"
-        elif not known:
+        elif known:
+            source = f"a first guess for tuner {tuner}, {rate.source}; the next run of {family.name} will know better"
+        else:
             source = f"not known: nobody has measured tuner {tuner} on {gfx or 'this chip'}; the first run will show it"
         seconds = spec.cost_guess or rate
-        slower = spec.slower_families.get(family.name, 1.0)
-        a, b, c = (slower * v for v in (seconds.shape_s, seconds.flop_s, seconds.weight_s))
-        spread = FIRST_SPREAD if known else UNKNOWN_SPREAD
-        return cls(seconds.setup_s, a, b, c, source, seconds.start_s, spread, is_guess=True, known=known)
+        model = cls(
+            seconds.setup_s,
+            seconds.shape_s,
+            seconds.flop_s,
+            seconds.weight_s,
+            source,
+            seconds.start_s,
+            FIRST_SPREAD if known else UNKNOWN_SPREAD,
+            is_guess=True,
+            known=known,
+        )
+        return model.scaled(spec.slower_families.get(family.name, 1.0))
 
     def scaled(self, units: float) -> CostModel:
         """The model for a run whose options multiply the cost of every shape by `units`."""
-        a, b, c = (units * v for v in (self.shape_s, self.flop_s, self.weight_s))
-        return replace(self, shape_s=a, flop_s=b, weight_s=c)
+        return replace(self, shape_s=units * self.shape_s, flop_s=units * self.flop_s, weight_s=units * self.weight_s)
 
     def fit(self, samples: Sequence[CostSample], starts: Sequence[float] = ()) -> CostModel:
         """The model corrected by measurements: robust least squares of the relative error, no coefficient below 0.
@@ -104,31 +123,31 @@ class CostModel:
         """
         from statistics import median
 
-        good = [s for s in samples if s.shapes > 0 and s.seconds > 0]
+        good = [sample for sample in samples if sample.shapes > 0 and sample.seconds > 0]
         if not good:
             return self
-        four = [self.setup_s, self.shape_s, self.flop_s, self.weight_s]
-        ratio = median([s.seconds / max(self._attempt_s(s), 1e-9) for s in good])
-        if len(good) < FEWEST_FOR_FIT:
-            four = [v * ratio for v in four]
-        else:
-            features = [(1.0, s.shapes, s.flops, s.weights) for s in good]
-            four = _robust_fit(features, [s.seconds for s in good], [v * ratio for v in four])
-        setup, a, b, c = four
-        fitted = CostModel(setup, a, b, c, "", median(starts) if starts else self.start_s)
-        off = median([abs(fitted._attempt_s(s) / s.seconds - 1) for s in good])
-        word = "attempt" if len(good) == 1 else "attempts"
-        source = f"fitted to {len(good)} {word} of earlier runs (median error {off:.0%})"
+        ratio = median([sample.seconds / max(self._attempt_s(sample), 1e-9) for sample in good])
+        scaled = [ratio * seconds for seconds in (self.setup_s, self.shape_s, self.flop_s, self.weight_s)]
+        if len(good) >= FEWEST_FOR_FIT:
+            features = [(1.0, sample.shapes, sample.flops, sample.weights) for sample in good]
+            scaled = _robust_fit(features, [sample.seconds for sample in good], scaled)
+        setup_s, shape_s, flop_s, weight_s = scaled
+        fitted = CostModel(setup_s, shape_s, flop_s, weight_s, "", median(starts) if starts else self.start_s)
+        error = median([abs(fitted._attempt_s(sample) / sample.seconds - 1) for sample in good])
+        attempts = "attempt" if len(good) == 1 else "attempts"
+        source = f"fitted to {len(good)} {attempts} of earlier runs (median error {error:.0%})"
         return replace(fitted, source=source, spread=fitted._spread_over(good))
 
     def _spread_over(self, samples: Sequence[CostSample]) -> float:
         """The factor within which nine of ten runs are, computed from how far off whole runs of the samples are."""
-        runs: dict[str, list[CostSample]] = {}
-        for s in samples:
-            runs.setdefault(s.run, []).append(s)
-        off = [math.log(sum(s.seconds for s in r) / max(1e-9, sum(map(self._attempt_s, r)))) for r in runs.values()]
-        variance = (RUN_WEIGHT * RUN_OFF**2 + sum(d * d for d in off)) / (RUN_WEIGHT + len(off))
-        return min(FIRST_SPREAD, math.exp(1.645 * math.sqrt(variance)))
+        measured: dict[str, float] = defaultdict(float)
+        estimated: dict[str, float] = defaultdict(float)
+        for sample in samples:
+            measured[sample.run] += sample.seconds
+            estimated[sample.run] += self._attempt_s(sample)
+        off = [math.log(measured[run] / max(1e-9, estimated[run])) for run in measured]
+        variance = (RUN_WEIGHT * RUN_OFF**2 + sum(log * log for log in off)) / (RUN_WEIGHT + len(off))
+        return min(FIRST_SPREAD, math.exp(CERTAIN * math.sqrt(variance)))
 
     def cost_s(self, shape: Shape | Mapping[str, int | str], family: Family) -> float:
         """Seconds of one shape on one slot, without the set-up of its group."""
@@ -139,13 +158,17 @@ class CostModel:
     def shape_costs(self, shapes: Sequence[Shape], family: Family) -> dict[int, float]:
         """Seconds by shape id, without set-up."""
         size = operand_bytes(family)
-        return {
-            s.id: DOES_NOT_FIT_S if self.memory and size(s.key) > self.memory else self.cost_s(s, family)
-            for s in shapes
-        }
+        costs: dict[int, float] = {}
+        for shape in shapes:
+            if self.memory and size(shape.key) > self.memory:
+                costs[shape.id] = DOES_NOT_FIT_S
+            else:
+                costs[shape.id] = self.cost_s(shape, family)
+        return costs
 
-    def _attempt_s(self, s: CostSample) -> float:
-        return self.setup_s + self.shape_s * s.shapes + self.flop_s * s.flops + self.weight_s * s.weights
+    def _attempt_s(self, sample: CostSample) -> float:
+        shapes_s = self.shape_s * sample.shapes
+        return self.setup_s + shapes_s + self.flop_s * sample.flops + self.weight_s * sample.weights
 
 
 def weights(key: Mapping[str, int | str], family: Family) -> float:
@@ -161,18 +184,21 @@ def _robust_fit(features: Sequence[Sequence[float]], seconds: Sequence[float], s
     """
     import numpy as np
 
-    x, y, best = (np.asarray(v, dtype=float) for v in (features, seconds, start))
-    for _ in range(10):
-        guess = x @ best
-        size = np.maximum(y, guess)
-        off = np.abs(guess - y) / size
-        usual = 1.4826 * max(float(np.median(off)), 1e-6)
-        trust = np.sqrt(1.0 / (1.0 + (off / usual) ** 2)) / size
-        rows = x * trust[:, None]
+    samples = np.asarray(features, dtype=float)
+    measured = np.asarray(seconds, dtype=float)
+    best = np.asarray(start, dtype=float)
+    for _ in range(FIT_ROUNDS):
+        estimated = samples @ best
+        size = np.maximum(measured, estimated)
+        error = np.abs(estimated - measured) / size
+        usual_error = MEDIAN_TO_DEVIATION * max(float(np.median(error)), 1e-6)
+        trust = np.sqrt(1.0 / (1.0 + (error / usual_error) ** 2)) / size
+        rows = samples * trust[:, None]
+        # columns differ by many powers of ten: each is scaled to length 1 for the solver
         scale = np.sqrt((rows * rows).sum(axis=0))
         scale[scale == 0] = 1.0
-        best = _non_negative(rows / scale, y * trust) / scale
-    return [float(v) for v in best]
+        best = _non_negative(rows / scale, measured * trust) / scale
+    return [float(weight) for weight in best]
 
 
 def _non_negative(a: Any, b: Any) -> Any:
@@ -181,9 +207,11 @@ def _non_negative(a: Any, b: Any) -> Any:
 
     columns = range(a.shape[1])
     best = np.zeros(len(columns))
-    for chosen in itertools.chain.from_iterable(itertools.combinations(columns, n + 1) for n in columns):
-        weights = np.zeros(len(columns))
-        weights[list(chosen)] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
-        if (weights >= 0).all() and np.linalg.norm(a @ weights - b) < np.linalg.norm(a @ best - b) * (1 - 1e-12):
-            best = weights
+    for size in columns:
+        for chosen in itertools.combinations(columns, size + 1):
+            weights = np.zeros(len(columns))
+            weights[list(chosen)] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
+            is_closer = np.linalg.norm(a @ weights - b) < np.linalg.norm(a @ best - b) * (1 - 1e-12)
+            if is_closer and (weights >= 0).all():
+                best = weights
     return best

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 CERTAIN = 1.645
 """Standard deviations to each side: nine of ten truths lie between `low_s` and `high_s`."""
@@ -22,6 +24,8 @@ MOST_SCHEDULED = 4096
 """Number of groups above which their end is computed from sums."""
 LEAST_S = 1.0
 """Lower bound of the time left while something is under way."""
+OVERDUE = 0.2
+"""A shape that is overdue takes about this share of its time so far longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,25 @@ class UnderWay:
     """Estimate of the shape in flight, with the set-up where nothing is settled; 0: not known."""
 
 
-class Measured:
-    """Groups that are over, as sums of their (estimate, measured) seconds: a run has many."""
+@dataclass(slots=True)
+class FinishedGroups:
+    """Groups that are over, as sums of their (estimate, measured) seconds: a run has many. `squared`: of the squares of
+    the estimates; `log`, `log2`: of the logarithm of measured over estimated, and of its square."""
 
-    __slots__ = ("count", "estimated", "log", "log2", "measured", "squared")
+    count: int = 0
+    estimated: float = 0.0
+    measured: float = 0.0
+    squared: float = 0.0
+    log: float = 0.0
+    log2: float = 0.0
 
-    def __init__(self, pairs: Iterable[tuple[float, float]] = ()) -> None:
-        self.count, self.estimated, self.measured, self.squared = 0, 0.0, 0.0, 0.0
-        self.log, self.log2 = 0.0, 0.0
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[float, float]]) -> FinishedGroups:
+        """Of (estimate, measured) seconds."""
+        groups = cls()
         for estimate, took in pairs:
-            self.add(estimate, took)
+            groups.add(estimate, took)
+        return groups
 
     def add(self, estimate: float, took: float) -> None:
         """Add a group; one without an estimate or a time says nothing."""
@@ -73,11 +86,8 @@ class Measured:
         self.log += log
         self.log2 += log * log
 
-    def __add__(self, other: Measured) -> Measured:
-        out = Measured()
-        for name in self.__slots__:
-            setattr(out, name, getattr(self, name) + getattr(other, name))
-        return out
+    def __add__(self, other: FinishedGroups) -> FinishedGroups:
+        return FinishedGroups(*map(operator.add, astuple(self), astuple(other)))
 
 
 def seconds_left(
@@ -85,7 +95,7 @@ def seconds_left(
     slots: int,
     *,
     spread: float,
-    over: Measured | Iterable[tuple[float, float]] = (),
+    over: FinishedGroups | Iterable[tuple[float, float]] = (),
     running: Sequence[UnderWay] = (),
     start: Range | None = None,
 ) -> Range | None:
@@ -98,64 +108,88 @@ def seconds_left(
     """
     if not waiting and not running:
         return None
-    factor, known, noise = _factor(over if isinstance(over, Measured) else Measured(over), running, spread)
-    off = math.sqrt(known * known + noise * noise * max(1, slots) / (len(waiting) + len(running) + slots))
-    begins = start or Range(0.0, 0.0, 0.0)
-    low, mid, high = (
-        max(LEAST_S, at + _end(waiting, running, slots, factor * math.exp(shift * off), shift))
-        for at, shift in ((begins.low_s, -CERTAIN), (begins.mid_s, 0.0), (begins.high_s, CERTAIN))
-    )
-    return Range(low, mid, high)
+    if not isinstance(over, FinishedGroups):
+        over = FinishedGroups.from_pairs(over)
+    speed = _measure_speed(over, running, spread)
+    # the noise of single groups evens out over the groups of a slot
+    of_groups = speed.noise * speed.noise * max(1, slots) / (len(waiting) + len(running) + slots)
+    deviation = math.sqrt(speed.deviation * speed.deviation + of_groups)
+    if start is None:
+        start = Range(0.0, 0.0, 0.0)
+
+    def end(start_s: float, shift: float) -> float:
+        factor = speed.factor * math.exp(shift * deviation)
+        return max(LEAST_S, start_s + _seconds_of_groups(waiting, running, slots, factor, shift))
+
+    return Range(end(start.low_s, -CERTAIN), end(start.mid_s, 0.0), end(start.high_s, CERTAIN))
 
 
-def _factor(over: Measured, running: Sequence[UnderWay], spread: float) -> tuple[float, float, float]:
-    """(measured over estimated seconds, standard deviation of its log, that of a single group)."""
+class Speed(NamedTuple):
+    """A machine's slowness beside the model. `factor`: measured over estimated seconds; `deviation`: the standard
+    deviation of its log; `noise`: that of a single group."""
+
+    factor: float
+    deviation: float
+    noise: float
+
+
+def _measure_speed(over: FinishedGroups, running: Sequence[UnderWay], spread: float) -> Speed:
     prior = max(1e-3, math.log(max(1.0, spread)) / CERTAIN)
-    factor = _posterior(over + Measured((u.done_s, u.took_s) for u in running), prior)[0]
+    settled = FinishedGroups.from_pairs((group.done_s, group.took_s) for group in running)
+    factor = _posterior(over + settled, prior).factor
     # an overdue shape in flight is evidence as well: it takes at least the time so far
-    return _posterior(over + Measured(_so_far(u, factor) for u in running), prior)
+    so_far = FinishedGroups.from_pairs(_evidence_of(group, factor) for group in running)
+    return _posterior(over + so_far, prior)
 
 
-def _so_far(u: UnderWay, factor: float) -> tuple[float, float]:
-    late = u.done_s + _next(u), u.took_s + u.since_s
-    return late if late[1] > factor * late[0] else (u.done_s, u.took_s)
+def _evidence_of(group: UnderWay, factor: float) -> tuple[float, float]:
+    """(estimated, measured) seconds of what a group under way shows: with the shape in flight if it is overdue."""
+    estimated = group.done_s + _seconds_in_flight(group)
+    so_far = group.took_s + group.since_s
+    return (estimated, so_far) if so_far > factor * estimated else (group.done_s, group.took_s)
 
 
-def _posterior(seen: Measured, prior: float) -> tuple[float, float, float]:
-    """(factor, standard deviation of its log, that of a single group)."""
+def _posterior(seen: FinishedGroups, prior: float) -> Speed:
+    """The speed by a normal prior of its log (mean 0, deviation `prior`) and the groups that were seen."""
     if not seen.count:
-        return 1.0, prior, NOISE
+        return Speed(1.0, prior, NOISE)
     ratio = math.log(seen.measured / seen.estimated)
-    count = seen.estimated * seen.estimated / seen.squared
+    count = seen.estimated * seen.estimated / seen.squared  # long groups count more than short ones
     scatter = max(0.0, seen.log2 - 2.0 * ratio * seen.log + seen.count * ratio * ratio)
     noise = math.sqrt((NOISE_WEIGHT * NOISE * NOISE + scatter) / (NOISE_WEIGHT + seen.count))
-    weight, before = count / (noise * noise), 1.0 / (prior * prior)
-    return math.exp(ratio * weight / (weight + before)), 1.0 / math.sqrt(weight + before), noise
+    weight = count / (noise * noise)
+    prior_weight = 1.0 / (prior * prior)
+    factor = math.exp(ratio * weight / (weight + prior_weight))
+    return Speed(factor, 1.0 / math.sqrt(weight + prior_weight), noise)
 
 
-def _next(u: UnderWay) -> float:
-    return u.next_s or (u.estimate_s - u.done_s)
+def _seconds_in_flight(group: UnderWay) -> float:
+    """Estimate of the shape in flight; of all that is left where that is not known."""
+    return group.next_s or (group.estimate_s - group.done_s)
 
 
-def _end(waiting: Sequence[float], running: Sequence[UnderWay], slots: int, factor: float, shift: float) -> float:
+def _seconds_of_groups(
+    waiting: Sequence[float], running: Sequence[UnderWay], slots: int, factor: float, shift: float
+) -> float:
     """Seconds until the last group is over, each taking `factor` times its estimate, the longest first."""
-    busy = sorted(_rest(u, factor, shift) for u in running)
+    busy = sorted(_seconds_left_of(group, factor, shift) for group in running)
     slots = max(1, slots, len(busy))
-    free = [0.0] * (slots - len(busy)) + busy
-    last = free[-1]
+    free_at = [0.0] * (slots - len(busy)) + busy
+    last = free_at[-1]
     if len(waiting) > MOST_SCHEDULED:
         total = factor * sum(waiting)
-        return max(last, (sum(free) + total) / slots + total / len(waiting), factor * max(waiting))
+        return max(last, (sum(free_at) + total) / slots + total / len(waiting), factor * max(waiting))
     for seconds in sorted(waiting, reverse=True):
-        at = heapq.heappop(free) + factor * seconds
-        heapq.heappush(free, at)
-        last = max(last, at)
+        end = heapq.heappop(free_at) + factor * seconds
+        heapq.heappush(free_at, end)
+        last = max(last, end)
     return last
 
 
-def _rest(u: UnderWay, factor: float, shift: float) -> float:
+def _seconds_left_of(group: UnderWay, factor: float, shift: float) -> float:
     """Seconds that a group under way still takes: the longer it is overdue, the longer."""
-    current = factor * _next(u)
-    later = factor * max(0.0, u.estimate_s - u.done_s - _next(u))
-    overdue = u.since_s * 0.2 * math.exp(shift)
-    return max(current - u.since_s, overdue, 0.0) + later
+    in_flight = _seconds_in_flight(group)
+    current = factor * in_flight
+    later = factor * max(0.0, group.estimate_s - group.done_s - in_flight)
+    overdue = group.since_s * OVERDUE * math.exp(shift)
+    return max(current - group.since_s, overdue, 0.0) + later

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.events import WorkAdded
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.estimate import Range, seconds_left
-from orchestrator.planning.roofline import tiers
+from orchestrator.planning.roofline import value_tiers
 from orchestrator.shapes.model import Shape, describe, operand_bytes
 from worker.families import Family
 from worker.text import and_more, plural
@@ -22,6 +22,21 @@ from worker.tuners.catalog import recorded_tuner
 
 GROUPS = 4
 """Groups of a slot in a run, about: what set-ups the estimate counts."""
+
+
+class WorkList(NamedTuple):
+    """The common properties of the units in one list of work: the class of their value, every key column but M, and
+    whether each has a process of its own."""
+
+    tier: int
+    shared_key: tuple[int | str, ...]
+    alone: bool
+
+    def kind(self, *, mixes: bool) -> str:
+        """Lists of one kind may share a process: `0`; `0!` for alone; with the shared key if the tuner mixes none."""
+        if self.alone:
+            return f"{self.tier}!"
+        return f"{self.tier}{'' if mixes else describe(self.shared_key)}"
 
 
 def make_work(
@@ -38,28 +53,33 @@ def make_work(
     (TunerSpec.mixes). A shape on which a kernel of it may fault (TunerSpec.risk) has a process of its own. With
     `values` by shape id, only shapes of about the same one share a process, and the most valuable go first.
     """
-    spec, at, of = recorded_tuner(tuner), family.key_names.index(family.m_column), values or {}
-    costs, tier = cost.shape_costs(shapes, family), tiers({s.id: of[s.id] for s in shapes} if of else {})
-    rows: dict[tuple[int, tuple[int | str, ...], bool], dict[object, list[Shape]]] = {}
-    for s in sorted(shapes, key=lambda s: (s.key[at], s.id)):
-        key = s.key_dict(family)
+    spec = recorded_tuner(tuner)
+    costs = cost.shape_costs(shapes, family)
+    tier_of = value_tiers({shape.id: values[shape.id] for shape in shapes}) if values else {}
+    m_index = family.key_names.index(family.m_column)
+    units_by_list: dict[WorkList, dict[object, list[Shape]]] = {}
+    for shape in sorted(shapes, key=lambda shape: (shape.key[m_index], shape.id)):
+        key = shape.key_dict(family)
         alone = spec.risk is not None and bool(spec.risk(family.name, key))
-        row = rows.setdefault((tier.get(s.id, 0), (*s.key[:at], *s.key[at + 1 :]), alone), {})
-        unit = s.id if alone or spec.unit is None else spec.unit(family.name, key)
-        row.setdefault(unit, []).append(s)
-    out = [
+        shared_key = (*shape.key[:m_index], *shape.key[m_index + 1 :])
+        unit: object = shape.id
+        if spec.unit is not None and not alone:
+            unit = spec.unit(family.name, key)
+        units = units_by_list.setdefault(WorkList(tier_of.get(shape.id, 0), shared_key, alone), {})
+        units.setdefault(unit, []).append(shape)
+    work = [
         WorkAdded(
-            f"{t}{'!' if alone else ''}{'' if spec.mixes or alone else describe(shared)}",
-            tuple(tuple(s.id for s in unit) for unit in units.values()),
-            tuple(tuple(round(costs[s.id], 4) for s in unit) for unit in units.values()),
-            t,
-            alone,
+            work_list.kind(mixes=spec.mixes),
+            tuple(tuple(shape.id for shape in unit) for unit in units.values()),
+            tuple(tuple(round(costs[shape.id], 4) for shape in unit) for unit in units.values()),
+            work_list.tier,
+            work_list.alone,
             cost.setup_s,
             spec.mixes,
         )
-        for (t, shared, alone), units in rows.items()
+        for work_list, units in units_by_list.items()
     ]
-    return sorted(out, key=lambda w: (w.tier, -seconds_of(w), w.units[0]))
+    return sorted(work, key=lambda added: (added.tier, -seconds_of(added), added.units[0]))
 
 
 def seconds_of(work: WorkAdded) -> float:
@@ -107,10 +127,10 @@ class Plan:
         raw["todo"] = self.todo
         raw["cost_s"] = self._seconds(self.cost_s)
         raw["end_s"] = self._seconds(self.end_s)
-        raw["range_s"] = [round(s, 3) for s in self.range_s] if self.known else None
+        raw["range_s"] = [self._seconds(seconds) for seconds in self.range_s] if self.known else None
         raw["work"] = [
-            {"units": w.units, "tier": w.tier, "alone": w.alone, "cost_s": self._seconds(seconds_of(w))}
-            for w in self.work
+            {"units": work.units, "tier": work.tier, "alone": work.alone, "cost_s": self._seconds(seconds_of(work))}
+            for work in self.work
         ]
         return raw
 
@@ -133,15 +153,13 @@ def make_plan(
     leases: Mapping[str, int] | None = None,
 ) -> Plan:
     """Plan the shapes for `nodes` (name to number of slots); `leases` as in `Plan`, `values` as in `make_work`."""
-    work, slots = make_work(todo, family, cost, tuner=tuner, values=values), sum(nodes.values())
-    longest = max((sum(unit) for w in work for unit in w.costs_s), default=0.0)
-    alone, units = sum(len(w.units) for w in work if w.alone), sum(len(w.units) for w in work)
-    kinds = {w.kind for w in work if not w.alone}
-    groups = alone + min(units - alone, max(len(kinds), GROUPS * slots if slots > 1 else 1))
+    work = make_work(todo, family, cost, tuner=tuner, values=values)
+    slots = sum(nodes.values())
+    groups = _count_groups(work, slots)
     total = sum(map(seconds_of, work)) + groups * cost.setup_s
+    longest = max((sum(unit) for units in work for unit in units.costs_s), default=0.0)
+    waiting = _expected_groups(groups, total, longest + cost.setup_s)
     start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
-    first = longest + cost.setup_s
-    waiting = [first, *[(total - first) / (groups - 1)] * (groups - 1)] if groups > 1 else [total] * groups
     end = seconds_left(waiting, slots, spread=cost.spread, start=start)
     return Plan(
         family=family.name,
@@ -150,7 +168,7 @@ def make_plan(
         cu_num=cu_num,
         asked=len(todo) + len(skipped),
         work=tuple(work),
-        skipped=tuple(s.id for s in skipped),
+        skipped=tuple(shape.id for shape in skipped),
         cost_s=total,
         end_s=end.mid_s if end else 0.0,
         nodes=dict(nodes),
@@ -163,12 +181,34 @@ def make_plan(
     )
 
 
+def _count_groups(work: Sequence[WorkAdded], slots: int) -> int:
+    """About how many groups the policy will deal, whose set-ups the estimate counts."""
+    alone = 0
+    together = 0
+    kinds = set()
+    for added in work:
+        if added.alone:
+            alone += len(added.units)
+        else:
+            together += len(added.units)
+            kinds.add(added.kind)
+    wanted = GROUPS * slots if slots > 1 else 1
+    return alone + min(together, max(len(kinds), wanted))
+
+
+def _expected_groups(groups: int, total_s: float, longest_s: float) -> list[float]:
+    """Seconds of each group: that of the longest unit, and the rest in equal parts."""
+    if groups < 2:
+        return [total_s] * groups
+    return [longest_s] + [(total_s - longest_s) / (groups - 1)] * (groups - 1)
+
+
 def queue_of(pool: str) -> str:
     """The queue of a pool in words."""
     return f"the queue of {pool}"
 
 
-SHOWN = 3
+MAX_SHAPES = 3
 """Shapes that a note names."""
 
 
@@ -177,17 +217,23 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
     risk = recorded_tuner(tuner).risk
     if risk is None:
         return []
-    count, first = Counter[str](), defaultdict[str, list[str]](list)
+    count: Counter[str] = Counter()
+    examples: dict[str, list[str]] = defaultdict(list)
     for key in keys:
         if words := risk(family.name, dict(zip(family.key_names, key, strict=True))):
             count[words] += 1
-            if count[words] <= SHOWN:
-                first[words].append(describe(key))
-    return [
-        f"{plural(n, 'shape')} ({', '.join(first[words])}{', ...' if n > SHOWN else ''}): {words}: kernels may"
-        f" fault there, so the tuner {tuner} runs {'each' if n > 1 else 'it'} alone"
-        for words, n in count.items()
-    ]
+            if count[words] <= MAX_SHAPES:
+                examples[words].append(describe(key))
+    notes = []
+    for words, shapes in count.items():
+        named = ", ".join(examples[words])
+        if shapes > MAX_SHAPES:
+            named += ", ..."
+        notes.append(
+            f"{plural(shapes, 'shape')} ({named}): {words}: kernels may"
+            f" fault there, so the tuner {tuner} runs {'each' if shapes > 1 else 'it'} alone"
+        )
+    return notes
 
 
 GIB = 2.0**30
@@ -201,7 +247,10 @@ def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> 
     if not memory:
         return []
     size = operand_bytes(family)
-    large = sorted((-size(s.key), s.id, s.key) for s in shapes if size(s.key) > memory)
-    named = [f"{describe(key)} ({-less / GIB:,.0f} GiB)" for less, _, key in large]
-    have = f"the operands of {plural(len(large), 'shape')} do not fit into the device's memory of"
-    return [f"{have} {memory / GIB:,.0f} GiB, and will fail: {and_more(named, SHOWN)}"] if large else []
+    large = [shape for shape in shapes if size(shape.key) > memory]
+    if not large:
+        return []
+    large.sort(key=lambda shape: (-size(shape.key), shape.id))
+    named = [f"{describe(shape.key)} ({size(shape.key) / GIB:,.0f} GiB)" for shape in large]
+    what = f"the operands of {plural(len(large), 'shape')} do not fit into the device's memory"
+    return [f"{what} of {memory / GIB:,.0f} GiB, and will fail: {and_more(named, MAX_SHAPES)}"]

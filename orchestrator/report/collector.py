@@ -30,7 +30,8 @@ from orchestrator.report.measured import (
 )
 from orchestrator.results.export import measured_on, unpromised
 from orchestrator.results.gain import noise_note
-from orchestrator.tables.tuned import Key, read_table
+from orchestrator.tables.keys import Key
+from orchestrator.tables.table import read_table
 from orchestrator.view.status import GOING, RunHeader, awaited, flag_words, flags, sessions_until, state_now, time_left
 from orchestrator.view.words import (
     failures,

@@ -23,7 +23,7 @@ from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
 from orchestrator.results import Document
-from orchestrator.tables.tuned import best
+from orchestrator.tables.keys import best_by_key
 from worker.families import BENCHED, Family
 from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts
 
@@ -192,7 +192,7 @@ def rule_of(options: Mapping[str, Any]) -> Rule:
 def fastest(results: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
     """The fastest measured backend of each (shape, side)."""
     measured = (result for result in results if result.measured)
-    return best(measured, lambda result: (result.shape, result.env), lambda result: result.us)
+    return best_by_key(measured, lambda result: (result.shape, result.env), lambda result: result.us)
 
 
 def redacted(options: Mapping[str, Any]) -> Document:

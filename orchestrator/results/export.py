@@ -22,7 +22,7 @@ from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results import Document
 from orchestrator.results.bench import BenchResults, redacted
-from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
+from orchestrator.tables.table import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
 
@@ -197,7 +197,7 @@ def _unconfirmed_shapes(ledger: LedgerReader) -> list[Document]:
 def _blocked_candidates(ledger: LedgerReader) -> list[Document]:
     """Candidates that no slot should measure, or that a slot lost though they run elsewhere."""
     documents = []
-    for candidate in ledger.left_out()[:MOST_BLOCKED]:
+    for candidate in ledger.blocked_candidates()[:MOST_BLOCKED]:
         shape = ledger.family.named_key(ledger.keys[candidate.shape])
         documents.append({"shape": shape, **candidate.to_json()})
     return documents

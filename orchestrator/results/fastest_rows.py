@@ -18,7 +18,7 @@ from orchestrator.families import backend_name
 from orchestrator.files.faults import escaped
 from orchestrator.results.measurement_csv import US, CleanLines, chunks, measurement_columns
 from orchestrator.results.measurements import InputTable
-from orchestrator.tables.tuned import GFX_OF_CU_NUM
+from orchestrator.tables.keys import GFX_OF_CU_NUM
 from worker.families import Column, Family
 from worker.text import plural
 

@@ -18,7 +18,8 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.tables.tuned import Key, read_table
+from orchestrator.tables.keys import Key
+from orchestrator.tables.table import read_table
 from worker.families import Family
 from worker.text import and_more, plural
 

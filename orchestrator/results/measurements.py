@@ -28,7 +28,8 @@ from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.results.measurement_csv import MAX_LINE, ForeignError, measurement_columns, read_header
 from orchestrator.shapes.model import Key
-from orchestrator.tables.locate import family_of, locate, provenance_of
+from orchestrator.tables.run_folders import locate_input, provenance_of
+from orchestrator.tables.table_family import family_of
 from worker.families import FAMILIES, Column, Family
 from worker.tuners.catalog import recorded_tuner
 
@@ -81,7 +82,7 @@ def find_sources(sources: Sequence[str], *, runs: Path, family: Family | None = 
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
         finder = _SourceFinder(Path(aside))
         for source in sources or (None,):
-            kind, path = locate(source, runs)
+            kind, path = locate_input(source, runs)
             if kind == "run":
                 finder.run(RunPaths(path))
             elif kind == "file":

@@ -25,9 +25,9 @@ from orchestrator.files.read import read_json
 from orchestrator.files.write import write_atomic
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.results import Document
-from orchestrator.tables.locate import MergeInput
-from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.tuned import Key, key_of, number_of
+from orchestrator.tables.decision import Time, decide
+from orchestrator.tables.keys import Key, key_of, number_of
+from orchestrator.tables.merge_input import MergeInput
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.spec import MAX_WORD

@@ -11,9 +11,9 @@ from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Repo
 from orchestrator.paths import RunPaths
 from orchestrator.results import Document
 from orchestrator.results.export import tuned_columns
-from orchestrator.tables.locate import provenance_of
-from orchestrator.tables.policy import Newcomer
-from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
+from orchestrator.tables.keys import Key, KeyFault, key_of, number_of
+from orchestrator.tables.newcomers import Newcomer
+from orchestrator.tables.run_folders import provenance_of
 from worker.tuners.catalog import recorded_tuner
 
 CLOCKS = ("clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")

@@ -27,7 +27,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.bench import ENV_FORMAT, MEASURED
 from orchestrator.results.measurement_csv import read_header
 from orchestrator.results.rocprof import is_rocprof, timings
-from orchestrator.tables.locate import locate
+from orchestrator.tables.run_folders import locate_input
 from worker.families import FAMILIES, NULLS
 from worker.text import plural
 
@@ -120,7 +120,7 @@ def read_sides(sources: Mapping[str, Sequence[str]], runs: Path, dropped: Sequen
 
 def _csv_files(source: str, runs: Path) -> list[Path]:
     """The file of that name, the CSVs with times in a folder, or the best result file of a run. Raises InputError."""
-    kind, path = locate(source, runs)
+    kind, path = locate_input(source, runs)
     if kind == "file":
         return [path]
     if kind == "folder":

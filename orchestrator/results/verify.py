@@ -23,7 +23,8 @@ from orchestrator import clean
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.write import csv_text
 from orchestrator.results import Document
-from orchestrator.tables.tuned import kernel_of, number_of
+from orchestrator.tables.keys import number_of
+from orchestrator.tables.row_kernels import kernel_of
 from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "

@@ -6,187 +6,47 @@ Each finding has a way out (`rules.FIXES`). No GPU is needed.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.files.read import read_head, text_lines
-from orchestrator.tables.kinds import (
-    SHOWN,
-    current_records,
-    describe_own,
-    in_aiter,
-    kind_of,
-    read_records,
-    rows_by_kind,
-    stale,
-)
-from orchestrator.tables.locate import family_of, shipped_tables, table_of_others
-from orchestrator.tables.rules import REBUILD, Broken, RowRules, fix_of
-from orchestrator.tables.tuned import (
-    TAG,
-    Key,
-    KeyFault,
-    Table,
-    TableReader,
-    TableRow,
-    chip_name,
-    file_order,
-    key_dict,
-    read_table,
-    twice,
-)
-from worker.aiter_tree.kernels import KernelAvailability, KernelLists, Standing
-from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
-from worker.families import NULLS, Family, backend_of
+from orchestrator.files.read import text_lines
+from orchestrator.tables.aiter_build import Build
+from orchestrator.tables.keys import TAG, Key, KeyFault, chip_name, file_order, repetitions
+from orchestrator.tables.mixing import MAX_EXAMPLES, in_aiter, rows_by_kind
+from orchestrator.tables.provenance import current_records, describe_stale, read_records
+from orchestrator.tables.row_kernels import describe_own
+from orchestrator.tables.rules import REBUILD, BrokenRule, RowRules, fix_of
+from orchestrator.tables.table import Table, TableReader, TableRow, read_table
+from orchestrator.tables.table_family import family_of, shipped_tables, table_of_others
+from worker.aiter_tree.kernels import Standing
+from worker.families import Family
 from worker.text import Finding, Level, and_more, plural
-
-_IMPORTED = {"flydsl": "flydsl", "triton": "", "opus": ""}
-"""Backends that dispatch imports from aiter/ops/<backend> when a row names them, with the package that they need."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartMerge:
-    """AITER's merge of a family's tables at its start, by what a tree's aiter/jit/core.py says of it.
-
-    `folder`: model_configs is merged (since v0.1.7). `stops`: a key that comes twice stops it (since 94a6edda3a,
-    2026-04-01); before, AITER silently left out one of the rows. `one_header`: so do tables of different
-    columns (until v0.1.12.post2). `names`: the columns of the key, those of the family's untuned list with cu_num
-    (since v0.1.9) and gfx (since v0.1.12.post2); `tag`: and `_tag`.
-    """
-
-    folder: bool
-    stops: bool
-    one_header: bool
-    names: tuple[str, ...]
-    tag: bool
-
-    def place(self, row: TableRow, family: Family) -> tuple[int | str, ...]:
-        """The key of a row in this merge."""
-        key = key_dict(row.key, family)
-        return (*(key[n] for n in self.names), row.tag if self.tag else "")
-
-
-class Build:
-    """One build. `name`: how the user called it; `whole`: its Python packages lie beside it, as in an image."""
-
-    def __init__(self, root: Path, name: str = "", *, whole: bool = False) -> None:
-        """Raises InputError where there is no AITER."""
-        self.name = name or str(root)
-        try:
-            self._kernels = KernelLists(tree_at(root))
-        except NotATreeError as e:
-            raise InputError(f"--build {self.name}: no AITER tree is there: {e}") from e
-        self.tree = self._kernels.tree
-        self.configs = self.tree.package / "configs"
-        self._whole = whole or self.tree.wheel
-        self._compiled = cache(self._read_compiled)
-        self.start = cache(self._read_start)
-
-    @property
-    def problems(self) -> Sequence[str]:
-        """Parts of the tree that could not be read."""
-        return tuple(self._kernels.problems)
-
-    def answer(self, family: Family, key: Key, cells: Mapping[str, str]) -> KernelAvailability:
-        """The outcome of a row, never `compiled`. `key` begins with its gfx and cu_num."""
-        if kind_of(cells) == "own":
-            return KernelAvailability("cannot", f"{describe_own(cells)}, and AITER has none of that name")
-        kernel = self._kernels.kernel(family.name, str(key[0]), cells)
-        if kernel.standing in ("loads", "compiled") and (why := self._not_importable(family, cells)):
-            return KernelAvailability("cannot", why)
-        if kernel.standing != "compiled":
-            return kernel
-        if self._is_built(family, key, cells.get("kernelName", ""), kernel):
-            return replace(kernel, standing="loads")
-        return replace(kernel, standing="rebuild", why="is not compiled in")
-
-    def tables(self, family: Family) -> list[Path]:
-        """The tables that it merges at its start: the family's own, then those of model_configs."""
-        files = [self.configs / family.tuned_csv]
-        if self.start(family).folder:
-            files += shipped_tables(self.configs / "model_configs", family)
-        return [f for f in files if f.is_file()]
-
-    @cached_property
-    def chips(self) -> frozenset[str]:
-        """The architectures that it knows; none where they are not readable."""
-        texts = (_text(self.tree.package / "jit" / "utils" / f) for f in ("build_targets.py", "chip_info.py"))
-        return frozenset(re.findall(r"[\"'](gfx[0-9a-f]+)[\"']", "".join(texts)))
-
-    def header(self, family: Family, *, untuned: bool = False) -> tuple[str, ...]:
-        """The columns of the family's own table, or of its untuned list, by our names; () if the tree has none."""
-        try:
-            text = read_head(self.configs / (family.untuned_csv if untuned else family.tuned_csv), 4096, InputError)
-        except InputError:
-            return ()
-        return family.from_aiter(c.strip() for c in next(csv.reader(text.splitlines()[:1]), []))
-
-    def _read_start(self, family: Family) -> StartMerge:
-        core = _text(self.tree.package / "jit" / "core.py")
-        listed = self.header(family, untuned=True)
-        chip = [n for n in ("gfx", "cu_num") if f'keys.append("{n}")' in core and n in family.chip_columns]
-        names = (*chip, *(n for n in family.key_names if n in listed))
-        return StartMerge(
-            "model_configs" in core,
-            "duplicate shape" in core and bool(listed),  # without a list AITER compares nothing
-            "Column mismatch" in core,
-            names if listed else (*family.chip_columns, *family.key_names),
-            '"_tag"' in core,
-        )
-
-    def _not_importable(self, family: Family, cells: Mapping[str, str]) -> str:
-        """The reason for which dispatch cannot import the backend of a row's libtype, "" where it can."""
-        backend = backend_of(family.name, cells)
-        if backend not in _IMPORTED or cells.get("libtype", "") in NULLS:
-            return ""
-        if not (self.tree.package / "ops" / backend).is_dir():
-            return f"libtype {backend} is not importable: there is no aiter/ops/{backend}"
-        package = _IMPORTED[backend]
-        if package and self._whole and not (self.tree.root / package).is_dir():
-            return f"libtype {backend} is not importable: the package {package} is not installed"
-        return ""
-
-    def _is_built(self, family: Family, key: Key, name: str, kernel: KernelAvailability) -> bool:
-        if kernel.in_module is not None and (kernel.by_name or not kernel.in_module):
-            return kernel.in_module
-        return (None if kernel.by_name else key, name) in self._compiled(family)
-
-    def _read_compiled(self, family: Family) -> set[tuple[Key | None, str]]:
-        """The shapes with their kernels, and the kernels alone (None), that the modules are compiled from: the rows of
-        the family's own table and of those of model_configs. A table that lacks a column of the key names no row: that
-        of a8w8 has no q_dtype_w at v0.1.9."""
-        tables = []
-        for file in self.tables(family):
-            with suppress(TunedDBError):
-                tables.append(read_table(file, family, lenient=True))
-        named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.rows]
-        return {*named, *((None, name) for _, name in named)}
-
-
-def _text(path: Path) -> str:
-    """The text of a file of the tree, "" where it is not readable."""
-    try:
-        return read_text(path)
-    except (OSError, ValueError):
-        return ""
-
 
 Verdict = Literal["safe", "rebuild", "unsafe"]
 VERDICTS: Mapping[Verdict, str] = {
-    "safe": "safe in", "rebuild": "safe after a rebuild in (AITER_REBUILD=1, once)", "unsafe": "not safe in",
-}  # fmt: skip
+    "safe": "safe in",
+    "rebuild": "safe after a rebuild in (AITER_REBUILD=1, once)",
+    "unsafe": "not safe in",
+}
+MAX_ROWS = 5
+"""Most rows of one cause that a line names."""
+SINCE_LATELY = ("xbf16", "flat")
+"""Columns that only today's AITER writes; a table without them needs no warning."""
+
+# A kernel's name, a size, FILE:LINE.
+_NAME_OR_NUMBER = re.compile(r"\S*\d\S*")
+
+SeenKeys = dict[Any, str]
+"""FILE:LINE of each key of a family so far."""
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedTable:
     """A table that was checked. `family` is "" where none is known here. `known` and `stale` count its records of
     provenance, `kinds` its rows by whose kernels they have, `build` its rows by what a build makes of them."""
 
@@ -205,70 +65,71 @@ class Checked:
         """True where a file of records lies beside it that is not empty."""
         return self.known + self.stale > 0
 
-    def add(self, line: int, broken: Broken) -> None:
+    def add(self, line: int, broken: BrokenRule) -> None:
         """Add a finding on a line."""
-        rule, level, text = broken
-        self.findings.append(Finding(level, rule, str(self.path), line, text))
+        self.findings.append(Finding(broken.level, broken.rule, str(self.path), line, broken.text))
 
     def count(self, level: Level) -> int:
         """Number of findings of this level."""
-        return sum(f.level == level for f in self.findings)
+        return sum(finding.level == level for finding in self.findings)
 
-    def by_rule(self) -> dict[tuple[str, Level], list[Finding]]:
-        """The findings by rule and level."""
-        out: dict[tuple[str, Level], list[Finding]] = {}
-        for f in self.findings:
-            out.setdefault((f.rule, f.level), []).append(f)
-        return out
+    def _sorted_findings(self) -> list[Finding]:
+        """Errors first, then by line."""
+        return sorted(self.findings, key=lambda f: (f.level, f.line, f.rule, f.text))
 
     def problems(self) -> list[dict[str, Any]]:
         """Every finding with its place and the way out, errors first, then by line."""
-        found = sorted(self.findings, key=lambda f: (f.level, f.line, f.rule, f.text))
         return [
             {"file": f.path, "level": f.level, "line": f.line, "rule": f.rule, "text": f.text, "fix": fix_of(f)}
-            for f in found
+            for f in self._sorted_findings()
         ]
 
     def problem_lines(self) -> list[str]:
         """A line for each cause, with its rows: findings of one rule whose texts differ in names and numbers alone."""
         causes: dict[tuple[str, str, str], list[Finding]] = {}
-        for f in sorted(self.findings, key=lambda f: (f.level, f.line, f.rule, f.text)):
-            causes.setdefault((f.level, f.rule, _NAME_OR_NUMBER.sub("#", f.text)), []).append(f)
+        for finding in self._sorted_findings():
+            cause = (finding.level, finding.rule, _NAME_OR_NUMBER.sub("#", finding.text))
+            causes.setdefault(cause, []).append(finding)
         return [_cause_line(findings) for findings in causes.values()]
 
     def to_json(self) -> dict[str, Any]:
         """The table's part of the document of `--json`."""
-        findings = [
-            {"rule": rule, "level": level, "count": len(found),
-             "examples": [{"line": f.line, "text": f.text} for f in found[:SHOWN]]}
-            for (rule, level), found in self.by_rule().items()
-        ]  # fmt: skip
-        known = {"known": self.known, "stale": self.stale, "unknown": self.rows - self.known}
-        return {
+        document: dict[str, Any] = {
             "path": str(self.path),
             "family": self.family or None,
             "rows": self.rows,
             "chips": dict(self.chips),
             "errors": self.count("error"),
             "warnings": self.count("warning"),
-            "kinds": {kind or "unknown": n for kind, n in self.kinds.items()},
-            **({"build": self.build} if self.build is not None else {}),
-            "findings": findings,
-            "provenance": known if self.has_records else None,
+            "kinds": {kind or "unknown": rows for kind, rows in self.kinds.items()},
         }
+        if self.build is not None:
+            document["build"] = self.build
+        document["findings"] = self._findings_by_rule()
+        document["provenance"] = None
+        if self.has_records:
+            unknown = self.rows - self.known
+            document["provenance"] = {"known": self.known, "stale": self.stale, "unknown": unknown}
+        return document
 
-
-# A kernel's name, a size, FILE:LINE.
-_NAME_OR_NUMBER = re.compile(r"\S*\d\S*")
-ROWS_NAMED = 5
+    def _findings_by_rule(self) -> list[dict[str, Any]]:
+        by_rule: dict[tuple[str, Level], list[Finding]] = {}
+        for finding in self.findings:
+            by_rule.setdefault((finding.rule, finding.level), []).append(finding)
+        groups = []
+        for (rule, level), findings in by_rule.items():
+            examples = [{"line": finding.line, "text": finding.text} for finding in findings[:MAX_EXAMPLES]]
+            groups.append({"rule": rule, "level": level, "count": len(findings), "examples": examples})
+        return groups
 
 
 def _cause_line(findings: Sequence[Finding]) -> str:
     first = findings[0]
     if len(findings) > 1:
-        rows = and_more([str(f.line) for f in findings], ROWS_NAMED)
-        example = "" if len({f.text for f in findings}) == 1 else "the first: "
-        where = f"{first.path}: {first.rule}: {len(findings):,} rows ({rows}): {example}"
+        rows = and_more([str(finding.line) for finding in findings], MAX_ROWS)
+        where = f"{first.path}: {first.rule}: {len(findings):,} rows ({rows}): "
+        if len({finding.text for finding in findings}) > 1:
+            where += "the first: "
     elif first.line:
         where = f"{first.path}:{first.line}: {first.rule}: "
     else:
@@ -276,53 +137,65 @@ def _cause_line(findings: Sequence[Finding]) -> str:
     return f"{first.level}: {where}{first.text}; fix: {fix_of(first)}"
 
 
-def check(
+def verdict_of(tables: Iterable[CheckedTable]) -> Verdict:
+    """The verdict on tables that were held to a build."""
+    findings = [finding for table in tables for finding in table.findings]
+    if any(finding.level == "error" and finding.rule != REBUILD for finding in findings):
+        return "unsafe"
+    return "rebuild" if any(finding.rule == REBUILD for finding in findings) else "safe"
+
+
+def check_tables(
     paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None, *, alone: bool = False
-) -> tuple[list[Checked], list[str]]:
+) -> tuple[list[CheckedTable], list[str]]:
     """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
 
     `build`: the AITER that is to serve them, to which they are held; `alone`: it reads none of its own beside them.
     """
-    out, faults = list[Checked](), list[str]()
-    seen: dict[str, dict[Any, str]] = {}
-    given = list(expand(paths, faults))
-    for path in given:
+    checked: list[CheckedTable] = []
+    faults: list[str] = []
+    seen: dict[str, SeenKeys] = {}
+    files = _expand_folders(paths, faults)
+    for path in files:
         try:
-            family = _family(path, wanted)
+            family = _known_family(path, wanted)
             if family is None:
-                out.append(Checked(path, ""))
-                out[-1].add(0, ("family", "warning", "is of no family that is tuned here: it was not checked"))
+                table = CheckedTable(path, "")
+                text = "is of no family that is tuned here: it was not checked"
+                table.add(0, BrokenRule("family", "warning", text))
+                checked.append(table)
                 continue
             if family.name not in seen:
-                seen[family.name] = _places(build, family, given) if build and not alone else {}
-            out.append(_check(path, family, err_ratio, seen[family.name], build, alone=alone))
+                seen[family.name] = _keys_of_build(build, family, files) if build and not alone else {}
+            check = TableCheck(path, family, err_ratio, build, alone=alone)
+            checked.append(check.run(seen[family.name]))
         except InputError as e:
             faults += e.faults
-    return out, faults
+    return checked, faults
 
 
-def verdict_of(tables: Iterable[Checked]) -> Verdict:
-    """The verdict on tables that were held to a build."""
-    found = {f.level if f.rule != REBUILD else f.rule for c in tables for f in c.findings}
-    return "unsafe" if "error" in found else "rebuild" if REBUILD in found else "safe"
-
-
-def expand(paths: Iterable[Path], faults: list[str]) -> list[Path]:
+def _expand_folders(paths: Iterable[Path], faults: list[str]) -> list[Path]:
     """Files as they are; of a folder its tuned.csv, or AITER's tables in it and in its model_configs."""
-    out: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
-        found = [path]
-        if path.is_dir():
-            configs = path / "aiter" / "configs" if (path / "aiter" / "configs").is_dir() else path
-            own = [path / "tuned.csv"] if (path / "tuned.csv").is_file() else []
-            found = own or [*shipped_tables(configs), *shipped_tables(configs / "model_configs")]
-            if not found:
-                faults.append(f"{path}: holds neither a run's tuned.csv nor tables of AITER's")
-        out |= dict.fromkeys(found)
-    return list(out)
+        tables = _tables_in(path) if path.is_dir() else [path]
+        if not tables:
+            faults.append(f"{path}: holds neither a run's tuned.csv nor tables of AITER's")
+        files |= dict.fromkeys(tables)
+    return list(files)
 
 
-def _family(path: Path, wanted: str | None) -> Family | None:
+def _tables_in(folder: Path) -> list[Path]:
+    if (folder / "tuned.csv").is_file():
+        return [folder / "tuned.csv"]
+    configs = folder
+    if (folder / "aiter" / "configs").is_dir():
+        configs = folder / "aiter" / "configs"
+    return [*shipped_tables(configs), *shipped_tables(configs / "model_configs")]
+
+
+def _known_family(path: Path, wanted: str | None) -> Family | None:
+    """The family of a table; None for a table of AITER's that nothing here tunes."""
     try:
         return family_of(path, wanted)
     except TunedDBError:
@@ -331,101 +204,154 @@ def _family(path: Path, wanted: str | None) -> Family | None:
         raise
 
 
-def _check(
-    path: Path, family: Family, err_ratio: float, seen: dict[Any, str], build: Build | None, *, alone: bool
-) -> Checked:
-    """Check a table. `seen`: FILE:LINE of each key of the family so far."""
-    out, reader = Checked(path, family.name), TableReader(path, family, lenient=True)
-    header = reader.header
-    if reader.head.startswith("\ufeff"):
-        out.add(1, ("bom", "warning", "begins with a byte order mark"))
-    if missing := family.to_aiter(n for n in family.tuned_header if n not in header and n not in ("xbf16", "flat")):
-        derived = "; AITER takes gfx from cu_num" if "gfx" in missing else ""
-        out.add(1, ("columns", "warning", f"has no column {', '.join(missing)}, as tables of an earlier date{derived}"))
-    rules, rows = RowRules(family, header, err_ratio, build), list[TableRow]()
-    for line, _, cells in reader.records:
-        if not any(cells):
-            continue
-        out.rows += 1
-        key: Key | None = None
-        try:
-            rows.append(reader.row(line, 0, cells))
-            key = rows[-1].key
-        except KeyFault as e:
-            out.add(line, ("key", "error", str(e)))
-        for broken in rules(cells, key):
-            out.add(line, broken)
-    out.chips.update(chip_name(row.key[0], row.key[1]) for row in rows)
-    place = build.start(family).place if build else lambda row, family: row.place
-    doubled = list(twice(((place(row, family), f"{path}:{row.line}") for row in rows), seen))
-    owners = {first.rpartition(":")[0] for _, first in doubled}
-    if len(doubled) == len(rows) > 1 and len(owners) == 1:  # a copy of the build's own table
-        rule, level, text = _doubled(path, owners.pop(), family, build)
-        out.add(1, (rule, level, f"each of its {plural(len(rows), 'row')} {text}"))
-        doubled = []
-    for here, first in doubled:
-        out.add(int(here.rpartition(":")[2]), _doubled(path, first, family, build))
-    _check_records_and_kinds(Table(path, family, header, (), tuple(rows), ()), out)
-    if build is not None:
-        standings = Counter(f.rule.removeprefix("build: ") for f in out.findings if f.rule.startswith("build: "))
-        standings["loads"] = len(rows) - standings.total()
-        out.build = {s: standings[s] for s in get_args(Standing) if standings[s]}
-        for line, broken in _form(path, header, rows, family, build, alone=alone):
-            out.add(line, broken)
-    return out
-
-
-def _places(build: Build, family: Family, given: Sequence[Path]) -> dict[Any, str]:
-    """FILE:LINE of each key of the build's own tables, without those that are given or replaced by name."""
-    out: dict[Any, str] = {}
-    files, names = {p.resolve() for p in given}, {p.name for p in given}
-    for path in build.tables(family):
-        if path.resolve() not in files and path.name not in names:
-            for row in read_table(path, family, lenient=True).rows:
-                place = build.start(family).place(row, family)
-                out.setdefault(place, f"{path.relative_to(build.tree.root)}:{row.line}")
-    return out
-
-
-def _doubled(path: Path, first: str, family: Family, build: Build | None) -> Broken:
-    """The finding on a row whose key `first` has, too.
-
-    An error where AITER merges both: a table that its rule for names does not find is read by a variable alone.
-    """
-    merged = not build or Path(family.tuned_csv).stem in path.name or not first.startswith("aiter/configs/")
-    stops = not build or build.start(family).stops
-    does = "AITER stops at its start" if stops else "AITER silently leaves out one of the two"
-    text = f"has the key of {first}: {does if merged else f'in model_configs {does}'}"
-    return "duplicate", "error" if merged else "warning", text
-
-
-def _form(
-    path: Path, header: tuple[str, ...], rows: Sequence[TableRow], family: Family, build: Build, *, alone: bool
-) -> Iterator[tuple[int, Broken]]:
-    """(line, finding) of a table's header, line ends and order, as a build wants them."""
+def _keys_of_build(build: Build, family: Family, files: Sequence[Path]) -> SeenKeys:
+    """The keys of the build's own tables, without those that are checked or replaced by name."""
+    seen: SeenKeys = {}
+    checked = {path.resolve() for path in files}
+    replaced = {path.name for path in files}
     start = build.start(family)
-    mine, own = ([n for n in h if n != TAG or not start.tag] for h in (header, build.header(family)))
-    if start.one_header and own and mine != own and not alone:
-        yield 1, ("header", "error", f"its columns are not those of {family.tuned_csv}: AITER stops at its start")
-    if n := next((n for n, line in enumerate(text_lines(path), 1) if line.endswith("\r\n")), 0):
-        yield n, ("line ends", "warning", "ends with CRLF, as others may; .gitattributes of AITER wants LF")
-    order = file_order(family, header)
-    keys = [order(row.key) for row in rows]
-    unordered = (row for row, before, key in zip(rows[1:], keys, keys[1:], strict=False) if key < before)
-    if row := next(unordered, None):
-        yield row.line, ("order", "warning", "comes before the row above it in the order of AITER's tuners")
+    for path in build.tables(family):
+        if path.resolve() in checked or path.name in replaced:
+            continue
+        for row in read_table(path, family, lenient=True).rows:
+            seen.setdefault(start.place(row, family), f"{path.relative_to(build.tree.root)}:{row.line}")
+    return seen
 
 
-def _check_records_and_kinds(table: Table, out: Checked) -> None:
-    """Add findings on records without a row, and on rows of our tuners among AITER's, or in a folder that AITER reads:
-    AITER stops at them."""
-    records = read_records(table.path)
-    known = current_records(table, records)
-    out.known, out.stale = len(known), len(records) - len(known)
-    if out.stale:
-        out.add(1, ("provenance", "warning", stale(table.path, records, known)))
-    found = rows_by_kind(table, known)
-    out.kinds.update({kind: len(rows) for kind, rows in found.items()})
-    if "aiter" in found or in_aiter(table.path.absolute()):
-        for row in found.get("own", ()):
-            out.add(row.line, ("mixed", "error", f"{describe_own(table.cells(row))}, at which AITER stops"))
+class TableCheck:
+    """The check of one table; `run` once."""
+
+    def __init__(self, path: Path, family: Family, err_ratio: float, build: Build | None, *, alone: bool) -> None:
+        self.path = path
+        self.family = family
+        self.build = build
+        self.alone = alone
+        self.checked = CheckedTable(path, family.name)
+        self._reader = TableReader(path, family, lenient=True)
+        self.header = self._reader.header
+        self._rules = RowRules(family, self.header, err_ratio, build)
+
+    def run(self, seen: SeenKeys) -> CheckedTable:
+        """Check header and rows, then the keys over all tables so far (`seen`, to which it adds its own), records and
+        kinds, and last what a build wants of the file."""
+        self._check_header()
+        rows = self._check_rows()
+        self.checked.chips.update(chip_name(row.key[0], row.key[1]) for row in rows)
+        self._check_keys(rows, seen)
+        self._check_records_and_kinds(Table(self.path, self.family, self.header, (), tuple(rows), ()))
+        if self.build is not None:
+            self.checked.build = self._count_standings(rows)
+            for line, broken in self._check_form(rows, self.build):
+                self.checked.add(line, broken)
+        return self.checked
+
+    def _check_header(self) -> None:
+        if self._reader.head.startswith("\ufeff"):
+            self.checked.add(1, BrokenRule("bom", "warning", "begins with a byte order mark"))
+        needed = [name for name in self.family.tuned_header if name not in SINCE_LATELY]
+        missing = self.family.to_aiter(name for name in needed if name not in self.header)
+        if missing:
+            text = f"has no column {', '.join(missing)}, as tables of an earlier date"
+            if "gfx" in missing:
+                text += "; AITER takes gfx from cu_num"
+            self.checked.add(1, BrokenRule("columns", "warning", text))
+
+    def _check_rows(self) -> list[TableRow]:
+        """The rows that have a key."""
+        rows: list[TableRow] = []
+        for line, _, cells in self._reader.records:
+            if not any(cells):
+                continue
+            self.checked.rows += 1
+            key: Key | None = None
+            try:
+                row = self._reader.row(line, 0, cells)
+            except KeyFault as e:
+                self.checked.add(line, BrokenRule("key", "error", str(e)))
+            else:
+                rows.append(row)
+                key = row.key
+            for broken in self._rules.broken(cells, key):
+                self.checked.add(line, broken)
+        return rows
+
+    def _check_keys(self, rows: Sequence[TableRow], seen: SeenKeys) -> None:
+        doubled = list(repetitions(((self._place(row), f"{self.path}:{row.line}") for row in rows), seen))
+        owners = {first.rpartition(":")[0] for _, first in doubled}
+        is_copy = len(doubled) == len(rows) > 1 and len(owners) == 1
+        if is_copy:  # of the build's own table
+            broken = self._doubled(owners.pop())
+            self.checked.add(1, broken._replace(text=f"each of its {plural(len(rows), 'row')} {broken.text}"))
+            return
+        for second, first in doubled:
+            self.checked.add(int(second.rpartition(":")[2]), self._doubled(first))
+
+    def _place(self, row: TableRow) -> Any:
+        """The key of a row as AITER merges it."""
+        return row.place if self.build is None else self.build.start(self.family).place(row, self.family)
+
+    def _doubled(self, first: str) -> BrokenRule:
+        """The finding on a row whose key `first` has, too.
+
+        An error where AITER merges both: a table that its rule for names does not find is read by a variable alone.
+        """
+        does = "AITER stops at its start"
+        if self.build is not None and not self.build.start(self.family).stops:
+            does = "AITER silently leaves out one of the two"
+        is_found = Path(self.family.tuned_csv).stem in self.path.name
+        if self.build is None or is_found or not first.startswith("aiter/configs/"):
+            return BrokenRule("duplicate", "error", f"has the key of {first}: {does}")
+        return BrokenRule("duplicate", "warning", f"has the key of {first}: in model_configs {does}")
+
+    def _check_records_and_kinds(self, table: Table) -> None:
+        """Add findings on records without a row, and on rows of our tuners among AITER's, or in a folder that AITER
+        reads: AITER stops at them."""
+        records = read_records(table.path)
+        known = current_records(table, records)
+        self.checked.known = len(known)
+        self.checked.stale = len(records) - len(known)
+        if stale := describe_stale(table.path, records, known):
+            self.checked.add(1, BrokenRule("provenance", "warning", stale))
+        by_kind = rows_by_kind(table, known)
+        self.checked.kinds.update({kind: len(rows) for kind, rows in by_kind.items()})
+        if "aiter" not in by_kind and not in_aiter(table.path.absolute()):
+            return
+        for row in by_kind.get("own", ()):
+            text = f"{describe_own(table.cells(row))}, at which AITER stops"
+            self.checked.add(row.line, BrokenRule("mixed", "error", text))
+
+    def _count_standings(self, rows: Sequence[TableRow]) -> dict[str, int]:
+        """The number of rows by what the build makes of them; a row without a finding loads."""
+        rules = [finding.rule for finding in self.checked.findings]
+        standings = Counter(rule.removeprefix("build: ") for rule in rules if rule.startswith("build: "))
+        standings["loads"] = len(rows) - standings.total()
+        return {standing: standings[standing] for standing in get_args(Standing) if standings[standing]}
+
+    def _check_form(self, rows: Sequence[TableRow], build: Build) -> Iterator[tuple[int, BrokenRule]]:
+        """(line, finding) of a table's header, line ends and order, as a build wants them."""
+        start = build.start(self.family)
+        if start.one_header and not self.alone and not self._has_header_of(build):
+            text = f"its columns are not those of {self.family.tuned_csv}: AITER stops at its start"
+            yield 1, BrokenRule("header", "error", text)
+        for number, line in enumerate(text_lines(self.path), 1):
+            if line.endswith("\r\n"):
+                text = "ends with CRLF, as others may; .gitattributes of AITER wants LF"
+                yield number, BrokenRule("line ends", "warning", text)
+                break
+        order = file_order(self.family, self.header)
+        keys = [order(row.key) for row in rows]
+        for row, key_above, key in zip(rows[1:], keys, keys[1:], strict=False):
+            if key < key_above:
+                text = "comes before the row above it in the order of AITER's tuners"
+                yield row.line, BrokenRule("order", "warning", text)
+                break
+
+    def _has_header_of(self, build: Build) -> bool:
+        """True where the columns are those of the build's own table, or it has none; a merge that knows tags ignores
+        that column."""
+        columns = list(self.header)
+        own_columns = list(build.header(self.family))
+        if build.start(self.family).tag:
+            columns = [name for name in columns if name != TAG]
+            own_columns = [name for name in own_columns if name != TAG]
+        return not own_columns or columns == own_columns

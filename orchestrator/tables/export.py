@@ -1,38 +1,36 @@
-"""Export of tuned tables to AITER: rows that it refuses, never selects or must rebuild; names of a model's tables.
+"""Export of tuned tables to AITER: environment lines or files, and the rows that it refuses, never selects or must
+rebuild.
 
 Read from ROCm/aiter at e4048607a5: `AITER_CONFIG` in aiter/jit/core.py (merging and duplicates), the dispatch tables of
 csrc/ck_gemm_*/*.cu and csrc/ck_batched_gemm_*/*.cu (what is compiled in), aiter/jit/optCompilerConfig.json (from which
-tables it is).
-
-AITER merges every file of model_configs whose name holds the family's table name and not the word "untuned"
-(`get_config_file` in aiter/jit/core.py). Two forms are in use: `<model>_<table>.csv` and `<table>_<model>.csv`; opus
-kernels of bf16 are compiled for the first form alone. Each has a twin that lists the shapes, `untuned` for `tuned`.
+tables it is). `model_names.py` says how a model's tables are called.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.files.faults import listed
 from orchestrator.files.write import write_csv
-from orchestrator.tables.kinds import SHOWN, current_records, kind_of_table, read_records
-from orchestrator.tables.locate import family_of, shipped_tables
+from orchestrator.tables.aiter_build import Build
+from orchestrator.tables.keys import best_by_key, repetitions
+from orchestrator.tables.mixing import MAX_EXAMPLES, kind_of_table
+from orchestrator.tables.model_names import model_names
+from orchestrator.tables.provenance import current_records, read_records
+from orchestrator.tables.row_kernels import kernel_of
 from orchestrator.tables.rules import REBUILD
-from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
+from orchestrator.tables.run_folders import table_of
+from orchestrator.tables.table import Table, TableRow, read_table
+from orchestrator.tables.table_family import family_of, shipped_tables
 from worker.aiter_tree.kernels import KernelAvailability, Standing
-from worker.families import FAMILIES, Family, backend_of
-from worker.text import Finding, plural
-
-if TYPE_CHECKING:
-    from orchestrator.tables.check import Build
+from worker.families import Family, backend_of
+from worker.text import Finding, Level, plural
 
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""
@@ -49,26 +47,49 @@ class Exported:
     @property
     def failed(self) -> bool:
         """Return whether AITER would fail, or would use none of the rows."""
-        return any(f.level == "error" for f in self.findings)
+        return any(finding.level == "error" for finding in self.findings)
 
 
-def read(tables: Iterable[Path], family: str | None) -> dict[Family, list[Table]]:
+def read_sources(paths: Iterable[Path], wanted: str | None) -> dict[Family, list[Table]]:
     """Return the tables, or those of runs' folders, by family. Raises InputError with all faults."""
-    out: dict[Family, list[Table]] = {}
+    tables: dict[Family, list[Table]] = {}
     faults: list[str] = []
-    for path in dict.fromkeys(p / "tuned.csv" if p.is_dir() else p for p in tables):
+    for path in dict.fromkeys(map(table_of, paths)):
         try:
-            of = family_of(path, family)
-            out.setdefault(of, []).append(read_table(path, of, doubled=True))
+            family = family_of(path, wanted)
+            tables.setdefault(family, []).append(read_table(path, family, doubled=True))
         except InputError as e:
             faults += e.faults
     if faults:
         raise InputError(faults)
-    refuse_own(s for some in out.values() for s in some)
-    return out
+    for of_family in tables.values():
+        for table in of_family:
+            _refuse_own_kernels(table)
+    return tables
 
 
-def export(
+def _refuse_own_kernels(table: Table) -> None:
+    """Raise TunedDBError for a table with rows of our own tuners."""
+    kind, _ = kind_of_table(table, current_records(table, read_records(table.path)))
+    if kind == "own":
+        raise TunedDBError(
+            f"{table.path}: is a table of gemmfleet's own kernels, and AITER loads none of them;"
+            " tune with --tuner aiter for one of AITER's"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFiles:
+    """The files that are to be written. `folder`: None for model_configs here; `model`: None for AITER's own names;
+    `form`: as of `model_names`."""
+
+    folder: Path | None
+    model: str | None
+    form: str | None
+    force: bool
+
+
+def export_tables(
     sources: Mapping[Family, Sequence[Table]],
     chips: Iterable[tuple[str, int]],
     build: Build | None,
@@ -81,210 +102,221 @@ def export(
 ) -> Exported:
     """Make AITER use tables: write files, if `out` or `model` is given, and return the environment lines.
 
-    If AITER would fail, the lines are empty. Raises InputError for a name that is taken or that AITER would not find.
+    `at`: the folder of the tables as the container of AITER sees it. If AITER would fail, the lines are empty. Raises
+    InputError for a name that is taken or that AITER would not find.
     """
-    made, checked = Exported(), [f for some in sources.values() for s in some for f in in_build(s, build)]
-    cannot = build is not None and any(f.level == "error" for f in checked)
-    for of, some in sources.items() if not cannot else ():
-        made.findings.extend(f for s in some for f in never_selected(s, chips))
-        paths = [s.path for s in some]
-        if out is None and model is None:
-            made.findings.extend(duplicates(some))
-        else:
-            paths = _write(some, out or Path("model_configs"), model, form, force)
-            made.files.extend(map(str, paths))
-            made.findings.extend(_neighbours(paths[0], of) if model else ())
-        if model is None:
-            made.env.append(_env_line(of, paths, at))
-            text = (
-                f"{of.name}: with {of.env} set, AITER reads the listed tables only, none of its own;"
-                " name its tables too (with -o DIR) to keep their rows"
-            )
-            its = f": {build.configs / of.tuned_csv}, ..." if build else ""
-            made.findings.append(Finding("note", "tables", "", 0, text + its))
-    made.findings.extend(checked)
-    if made.failed:
-        made.env.clear()
-    return made
+    exported = Exported()
+    in_build = [
+        finding for tables in sources.values() for table in tables for finding in findings_in_build(table, build)
+    ]
+    cannot_load = build is not None and any(finding.level == "error" for finding in in_build)
+    if not cannot_load:
+        files = None if out is None and model is None else ExportFiles(out, model, form, force)
+        for tables in sources.values():
+            for table in tables:
+                exported.findings.extend(never_selected(table, chips))
+            paths = _export_family(tables, files, exported)
+            if model is None:
+                _add_environment(tables[0].family, paths, at, build, exported)
+    exported.findings.extend(in_build)
+    if exported.failed:
+        exported.env.clear()
+    return exported
 
 
-def _write(some: Sequence[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
-    """Write one table with the fastest row of each key, and for a model the list of its shapes beside it."""
-    of, (header, rows) = some[0].family, best_rows(some)
-    names = [of.tuned_csv] if model is None else model_names(model, of, form, rows)
-    shapes = list({tuple(r.get(n, "") for n in of.key_names): r for r in rows}.values())
-    paths = [folder / name for name in names]
-    folder.mkdir(parents=True, exist_ok=True)
-    there = [str(p) for p in paths if p.exists()]
-    if there and not force:
-        raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
-    for path, (columns, table) in zip(paths, ((header, rows), (of.key_names, shapes)), strict=False):
-        write_csv(path, of.to_aiter(columns), ([row.get(c, "") for c in columns] for row in table))
+def _export_family(tables: Sequence[Table], files: ExportFiles | None, exported: Exported) -> list[Path]:
+    """Write the files of a family, if any; the tables that AITER is to read."""
+    if files is None:
+        exported.findings.extend(duplicates(tables))
+        return [table.path for table in tables]
+    paths = _write_tables(tables, files)
+    exported.files.extend(map(str, paths))
+    if files.model:
+        exported.findings.extend(_duplicates_in_folder(paths[0], tables[0].family))
     return paths
 
 
-def _neighbours(written: Path, of: Family) -> list[Finding]:
+def _add_environment(
+    family: Family, paths: Sequence[Path], at: str | None, build: Build | None, exported: Exported
+) -> None:
+    exported.env.append(_env_line(family, paths, at))
+    text = (
+        f"{family.name}: with {family.env} set, AITER reads the listed tables only, none of its own;"
+        " name its tables too (with -o DIR) to keep their rows"
+    )
+    if build:
+        text += f": {build.configs / family.tuned_csv}, ..."
+    exported.findings.append(Finding("note", "tables", "", 0, text))
+
+
+def _write_tables(tables: Sequence[Table], files: ExportFiles) -> list[Path]:
+    """Write one table with the fastest row of each key, and for a model the list of its shapes beside it."""
+    family = tables[0].family
+    folder = files.folder or Path("model_configs")
+    header, rows = best_rows(tables)
+    contents = [(header, rows)]
+    names: Sequence[str] = [family.tuned_csv]
+    if files.model is not None:
+        names = model_names(files.model, family, files.form, rows)
+        shapes = {tuple(row.get(name, "") for name in family.key_names): row for row in rows}
+        contents.append((family.key_names, list(shapes.values())))
+    paths = [folder / name for name in names]
+    folder.mkdir(parents=True, exist_ok=True)
+    existing = [str(path) for path in paths if path.exists()]
+    if existing and not files.force:
+        raise InputError(f"{', '.join(existing)}: exists; name another folder with -o, or --force to replace")
+    for path, (columns, content) in zip(paths, contents, strict=True):
+        write_csv(path, family.to_aiter(columns), ([row.get(name, "") for name in columns] for row in content))
+    return paths
+
+
+def _duplicates_in_folder(written: Path, family: Family) -> list[Finding]:
     """Return duplicates of keys in the same model_configs folder, and in the configs folder above it."""
-    folder, above = written.parent, written.parent.parent / of.tuned_csv
-    files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *shipped_tables(folder, of)]
-    return duplicates([read_table(p, of, lenient=True) for p in files])
+    folder = written.parent
+    files = shipped_tables(folder, family)
+    above = folder.parent / family.tuned_csv
+    if above.is_file() and folder.name == "model_configs":
+        files.insert(0, above)
+    return duplicates([read_table(path, family, lenient=True) for path in files])
 
 
-def _env_line(of: Family, paths: Iterable[Path], at: str | None) -> str:
-    words = [f"{at.rstrip('/')}/{p.name}" if at is not None else str(p.absolute()) for p in paths]
-    bad = [w for w in words if os.pathsep in w]
-    if bad:
-        raise InputError(f"{bad[0]}: AITER splits the variable at {os.pathsep!r}; give the table another name or place")
-    doubled = {w for w in words if words.count(w) > 1}
+def _env_line(family: Family, paths: Iterable[Path], at: str | None) -> str:
+    if at is None:
+        words = [str(path.absolute()) for path in paths]
+    else:
+        words = [f"{at.rstrip('/')}/{path.name}" for path in paths]
+    for word in words:
+        if os.pathsep in word:
+            raise InputError(
+                f"{word}: AITER splits the variable at {os.pathsep!r}; give the table another name or place"
+            )
+    doubled = {word for word in words if words.count(word) > 1}
     if doubled:
         raise InputError(f"--at {at}: two tables would be {min(doubled)}; write one with -o DIR")
-    return f"export {of.env}={shlex.quote(os.pathsep.join(words))}"
+    return f"export {family.env}={shlex.quote(os.pathsep.join(words))}"
 
 
-def duplicates(sources: Sequence[Table]) -> list[Finding]:
+def duplicates(tables: Sequence[Table]) -> list[Finding]:
     """Keys that come more than once over all tables of a family, which AITER merges at its start."""
-    keyed = ((row.place, f"{source.path}:{row.line}") for source in sources for row in source.rows)
-    doubled = [f"{here} has the key of {first}" for here, first in twice(keyed)]
+    keyed = ((row.place, f"{table.path}:{row.line}") for table in tables for row in table.rows)
+    doubled = [f"{second} has the key of {first}" for second, first in repetitions(keyed)]
     if not doubled:
         return []
     what = (
-        f"{sources[0].family.name}: {plural(len(doubled), 'row has', 'rows have')} the key of another row:"
+        f"{tables[0].family.name}: {plural(len(doubled), 'row has', 'rows have')} the key of another row:"
         " AITER since 2026-04-01 rewrites"
         " the tables and stops with an error at its start; -o DIR writes one table with the fastest row of each key"
     )
-    return [Finding("error", "duplicate", str(sources[0].path), 0, "\n".join((what, *listed(doubled, SHOWN))))]
+    return [_finding_with_rows("error", "duplicate", tables[0], what, doubled)]
 
 
-def never_selected(source: Table, chips: Iterable[tuple[str, int]]) -> list[Finding]:
+def _finding_with_rows(level: Level, rule: str, table: Table, what: str, lines: Sequence[str]) -> Finding:
+    return Finding(level, rule, str(table.path), 0, "\n".join((what, *listed(lines, MAX_EXAMPLES))))
+
+
+def never_selected(table: Table, chips: Iterable[tuple[str, int]]) -> list[Finding]:
     """Rows of another chip than those in use: (gfx, cu_num) is part of the key."""
-    targets = {source.family.chip(gfx, cu_num) for gfx, cu_num in chips}
-    there, path = Counter((str(r.key[0]), int(r.key[1])) for r in source.rows), str(source.path)
-    has = ", ".join(f"{g or '?'} with {c}" if c else g or "?" for g, c in sorted(there)) or "nothing"
-    out = []
-    for gfx, cu_num in sorted(targets - there.keys()):
-        mine = f"{gfx} with {cu_num} compute units" if cu_num else gfx
-        text = f"{path}: no row is for {mine} (it has {has}): AITER selects none there"
-        out.append(Finding("error", "chip", path, 0, text))
-    if targets and not out and (other := sum(n for chip, n in there.items() if chip not in targets)):
-        rows = plural(other, "row is", "rows are")
-        out.append(Finding("note", "chip", path, 0, f"{path}: {rows} for other chips and never selected"))
-    return out
+    path = str(table.path)
+    used = {table.family.chip(gfx, cu_num) for gfx, cu_num in chips}
+    rows_by_chip = Counter((str(row.key[0]), int(row.key[1])) for row in table.rows)
+    has = ", ".join(f"{gfx or '?'} with {cu_num}" if cu_num else gfx or "?" for gfx, cu_num in sorted(rows_by_chip))
+    findings = []
+    for gfx, cu_num in sorted(used - rows_by_chip.keys()):
+        chip = f"{gfx} with {cu_num} compute units" if cu_num else gfx
+        text = f"{path}: no row is for {chip} (it has {has or 'nothing'}): AITER selects none there"
+        findings.append(Finding("error", "chip", path, 0, text))
+    others = sum(count for chip_key, count in rows_by_chip.items() if chip_key not in used)
+    if used and others and not findings:
+        rows = plural(others, "row is", "rows are")
+        findings.append(Finding("note", "chip", path, 0, f"{path}: {rows} for other chips and never selected"))
+    return findings
 
 
-def in_build(source: Table, build: Build | None) -> list[Finding]:
+def findings_in_build(table: Table, build: Build | None) -> list[Finding]:
     """Findings on a table's rows in a build of AITER: errors where it cannot load one, or cannot be read.
 
     Without a build, AITER may have to compile the rows of CK kernels. Rows that AITER's dispatch routes to its Triton
     kernels are noted: the image's own files have their tile sizes.
     """
-    family, path, rows = source.family, str(source.path), plural(len(source.rows), "row")
-    found: dict[Standing, list[str]] = {}
-    opus = triton = 0
-    for row in source.rows:
-        cells = source.cells(row)
-        backend = backend_of(family.name, cells)
-        answer = build.answer(family, row.key, cells) if build else _unbuilt(family, backend)
-        opus += answer.opus and (answer.standing == "rebuild" or build is None) and family.name == "a16w16"
-        triton += backend == "triton"
-        why = f": {answer.why}" if answer.standing != "rebuild" else f" {kernel_of(cells)}"
-        found.setdefault(answer.standing, []).append(f"{path}:{row.line}: {','.join(map(str, row.key))}{why}")
-    name, problems = (build.name, build.problems) if build else ("", ())
-    bad, unread, need = (found.get(s, []) for s in ("cannot", "unread", "rebuild"))
-    outside = f"outside what {name} was compiled from:" if build else (
-        "that may be outside what the image holds: --build TREE|IMAGE checks it;"
-    )  # fmt: skip
-    way_out = "start once with AITER_REBUILD=1 and the line above set, or build the image with this table"
-    out = []
-    for rule, lines, said, text in (
-        ("build: cannot", bad, [], f"cannot be loaded by {name}, rebuilt or not"),
-        ("build: unread", unread, problems, f"could not be checked against {name}"),
-        (REBUILD, [] if bad or unread else need, [], f"with CK winners {outside} {way_out}"),
-    ):
-        if lines:
-            words = (f"{path}: {len(lines)} of {rows} {text}", *listed([*said, *lines], SHOWN))
-            out.append(Finding("warning" if rule == REBUILD else "error", rule, path, 0, "\n".join(words)))
-    if opus and not bad:
+    lines: dict[Standing, list[str]] = {}
+    opus_rows = 0
+    triton_rows = 0
+    for row in table.rows:
+        cells = table.cells(row)
+        backend = backend_of(table.family.name, cells)
+        answer = build.answer(table.family, row.key, cells) if build else _answer_without_build(table.family, backend)
+        lines.setdefault(answer.standing, []).append(_describe_row(table, row, answer))
+        if backend == "triton":
+            triton_rows += 1
+        if answer.opus and table.family.name == "a16w16" and (answer.standing == "rebuild" or build is None):
+            opus_rows += 1
+    findings = _standing_findings(table, build, lines)
+    path = str(table.path)
+    if opus_rows and "cannot" not in lines:
         text = (
-            f"{path}: {plural(opus, 'row names an opus kernel', 'rows name opus kernels')}, which AITER compiles only"
-            " for tables called model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with"
+            f"{path}: {plural(opus_rows, 'row names an opus kernel', 'rows name opus kernels')}, which AITER compiles"
+            " only for tables called model_configs/*_bf16_tuned_gemm.csv: export with --model and start once with"
             " AITER_REBUILD=1"
         )
-        out.append(Finding("warning", "opus", path, 0, text))
-    if triton:
+        findings.append(Finding("warning", "opus", path, 0, text))
+    if triton_rows:
         text = (
-            f"{path}: {plural(triton, 'row is', 'rows are')} routed to AITER's Triton kernels, whose tile sizes are in"
-            " JSON files of the image (aiter/ops/triton/configs): with other files the times are others"
+            f"{path}: {plural(triton_rows, 'row is', 'rows are')} routed to AITER's Triton kernels, whose tile sizes"
+            " are in JSON files of the image (aiter/ops/triton/configs): with other files the times are others"
         )
-        out.append(Finding("note", "triton", path, 0, text))
-    return out
+        findings.append(Finding("note", "triton", path, 0, text))
+    return findings
 
 
-def _unbuilt(family: Family, backend: str) -> KernelAvailability:
-    """The answer where no build is at hand to ask."""
+def _answer_without_build(family: Family, backend: str) -> KernelAvailability:
     standing: Standing = "rebuild" if backend in COMPILED and not family.two_stages else "loads"
     return KernelAvailability(standing, opus=backend == "opus")
 
 
-def refuse_own(sources: Iterable[Table]) -> None:
-    """Raise TunedDBError for tables with rows of our own tuners."""
-    for s in sources:
-        kind, _ = kind_of_table(s, current_records(s, read_records(s.path)))
-        if kind == "own":
-            raise TunedDBError(
-                f"{s.path}: is a table of gemmfleet's own kernels, and AITER loads none of them;"
-                " tune with --tuner aiter for one of AITER's"
-            )
+def _describe_row(table: Table, row: TableRow, answer: KernelAvailability) -> str:
+    row_text = f"{table.path}:{row.line}: {','.join(map(str, row.key))}"
+    if answer.standing == "rebuild":
+        return f"{row_text} {kernel_of(table.cells(row))}"
+    return f"{row_text}: {answer.why}"
 
 
-def best_rows(sources: Sequence[Table]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
-    """(header, rows) of one table with the fastest row of each key; gfx is filled in where a table lacks it."""
-    every = ((source, row) for source in sources for row in source.rows)
-    won = best(every, lambda e: e[1].place, lambda e: float("inf") if e[1].us is None else e[1].us)
-    rows = [{**source.cells(row), "gfx": str(row.key[0])} for source, row in won.values()]
-    there = {name for cells in rows for name in cells}
-    header = dict.fromkeys(n for names in (sources[0].family.tuned_header, *(s.header for s in sources)) for n in names)
-    return tuple(n for n in header if n in there), rows
-
-
-FORMS = ("model-first", "table-first")
-_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
-_BITS = {"float8": "8", "int8": "8", "float4": "4", "int4": "4", "bfloat16": "16", "float16": "16"}
-
-
-def model_names(
-    model: str, family: Family, form: str | None, rows: Iterable[Mapping[str, str]] = ()
-) -> tuple[str, str]:
-    """(name of the tuned table, name of its untuned twin). `form`: None for the one that AITER's own files of the
-    family mostly have. `rows`: fmoe tables are also called by their types.
-
-    Raises InputError for another form, and where AITER would not find the name, or take it for another family's.
-    """
-    form = form or ("table-first" if family.aiter.model_last else "model-first")
-    if form not in FORMS:
-        raise InputError(f"--form {form[:40]!r}: give {' or '.join(FORMS)}")
-    if not _MODEL.match(model):
-        raise InputError(f"--model {model[:80]!r}: write letters, digits, '.', '_' and '-' only, such as llama70B")
-    stem = Path(family.tuned_csv).stem
-    if family.two_stages:
-        model = f"{model}_{_types(rows)}" if form == "model-first" else model
-    tuned = f"{model}_{stem}.csv" if form == "model-first" else f"{stem}_{model}.csv"
-    if "untuned" in tuned:
-        raise InputError(f"--model {model!r}: AITER passes over names with 'untuned' in them")
-    takers = [f.name for f in FAMILIES.values() if Path(f.tuned_csv).stem in tuned]
-    if takers != [family.name]:
-        others = ", ".join(t for t in takers if t != family.name)
-        raise InputError(
-            f"--model {model!r}: AITER would take {tuned} for a table of {others}, too; choose another name"
+def _standing_findings(table: Table, build: Build | None, lines: Mapping[Standing, list[str]]) -> list[Finding]:
+    """Findings on the rows that do not load, with the first rows of each kind."""
+    name = build.name if build else ""
+    rows = plural(len(table.rows), "row")
+    findings = []
+    if cannot := lines.get("cannot"):
+        what = f"{table.path}: {len(cannot)} of {rows} cannot be loaded by {name}, rebuilt or not"
+        findings.append(_finding_with_rows("error", "build: cannot", table, what, cannot))
+    if unread := lines.get("unread"):
+        problems = build.problems if build else ()
+        what = f"{table.path}: {len(unread)} of {rows} could not be checked against {name}"
+        findings.append(_finding_with_rows("error", "build: unread", table, what, [*problems, *unread]))
+    rebuild = lines.get("rebuild")
+    if rebuild and not findings:
+        outside = "that may be outside what the image holds: --build TREE|IMAGE checks it;"
+        if build:
+            outside = f"outside what {name} was compiled from:"
+        what = (
+            f"{table.path}: {len(rebuild)} of {rows} with CK winners {outside} start once with AITER_REBUILD=1 and the"
+            " line above set, or build the image with this table"
         )
-    return tuned, tuned.replace(stem, "untuned".join(stem.rsplit("tuned", 1)))
+        findings.append(_finding_with_rows("warning", REBUILD, table, what, rebuild))
+    return findings
 
 
-def _types(rows: Iterable[Mapping[str, str]]) -> str:
-    """fp8, fp4, bf16, i4 or aXwY, as AITER's fmoe files are called."""
-    kinds = Counter((r.get("q_dtype_a", ""), r.get("q_dtype_w", "")) for r in rows)
-    if not kinds:
-        return "bf16"
-    a, w = (name.removeprefix("torch.").split("_")[0] for name in kinds.most_common(1)[0][0])
-    if a == w:
-        return {"float8": "fp8", "float4": "fp4", "bfloat16": "bf16", "float16": "fp16", "int8": "i8"}.get(a, a)
-    return f"a{_BITS.get(a, '16')}w{_BITS.get(w, '16')}"
+def best_rows(tables: Sequence[Table]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+    """(header, rows) of one table with the fastest row of each key; gfx is filled in where a table lacks it."""
+    every = [(table, row) for table in tables for row in table.rows]
+    best = best_by_key(every, lambda entry: entry[1].place, lambda entry: time_rank(entry[1]))
+    rows = [{**table.cells(row), "gfx": str(row.key[0])} for table, row in best.values()]
+    used = {name for cells in rows for name in cells}
+    names = list(tables[0].family.tuned_header)
+    for table in tables:
+        names += table.header
+    return tuple(name for name in dict.fromkeys(names) if name in used), rows
+
+
+def time_rank(row: TableRow) -> float:
+    """A row's time; a row without one comes last."""
+    return float("inf") if row.us is None else row.us

@@ -10,17 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from orchestrator.tables.tuned import KERNEL_NAMES, Key, kernel_of, no_gfx, number_of
+from orchestrator.tables.aiter_build import Build
+from orchestrator.tables.keys import MAX_SHOWN, Key, missing_gfx, number_of
+from orchestrator.tables.row_kernels import KERNEL_NAMES, MAX_NAME, kernel_of
+from orchestrator.tables.table import fill_up
 from worker.families import NULLS, Column, Family, backend_of
 from worker.text import Finding, Level
 
-if TYPE_CHECKING:
-    from orchestrator.tables.check import Build
 
-Broken = tuple[str, Level, str]
-"""(rule, level, what is wrong with the row)."""
+class BrokenRule(NamedTuple):
+    """A rule that a row breaks, and what is wrong with the row: `("us", "error", "us is 0: not a time")`."""
+
+    rule: str
+    level: Level
+    text: str
+
+
 TOLERANCE = 0.05
 """The largest share by which tflops may differ from 2*M*N*K/us; AITER's validator has the same."""
 SMALLEST_TOKENS = 16
@@ -28,11 +35,12 @@ SMALLEST_TOKENS = 16
 PERCENT_LIMIT = 0.1
 """AITER's limit for the error of a stage of fmoe."""
 REBUILD = "build: rebuild"
-HELD = frozenset(("error ratio", "gfx", "hipblaslt", "us"))
+ERRORS_IF_SERVED = frozenset(("error ratio", "gfx", "hipblaslt", "us"))
 """Rules that are warnings for a table alone, and errors for one that is about to be served."""
 CU_NUMS: Mapping[str, tuple[int, ...]] = {"gfx942": (304, 228, 80), "gfx950": (256, 128)}
 """Compute units of whole GPUs: MI300X and MI325X, MI300A, MI308X; MI350X and MI355X, MI350P. A partition has a half, a
 quarter or an eighth of them."""
+PARTITIONS = (1, 2, 4, 8)
 FIX = "mend the row, or delete it"
 FIXES: Mapping[str, str] = {
     "bom": "save the file without a byte order mark",
@@ -71,89 +79,110 @@ class RowRules:
     err_ratio: float = 0.05
     build: Build | None = None
 
-    def __call__(self, cells: Sequence[str], key: Key | None = None) -> Iterator[Broken]:
+    def broken(self, cells: Sequence[str], key: Key | None = None) -> Iterator[BrokenRule]:
         """The rules that a row of stripped cells breaks. `key`: None where the cells have none."""
-        for rule, level, text in self._broken(cells, key):
-            yield rule, "error" if self.build and rule in HELD else level, text
+        for rule in self._broken(cells, key):
+            is_error = self.build is not None and rule.rule in ERRORS_IF_SERVED
+            yield rule._replace(level="error") if is_error else rule
 
-    def _broken(self, cells: Sequence[str], key: Key | None) -> Iterator[Broken]:
-        has = f"has {len(cells)} cells, the header {len(self.header)}"
-        row = dict(zip(self.header, [*cells, *[""] * (len(self.header) - len(cells))], strict=False))
+    def _broken(self, cells: Sequence[str], key: Key | None) -> Iterator[BrokenRule]:
+        row = dict(zip(self.header, fill_up(cells, len(self.header)), strict=True))
         if len(cells) > len(self.header):
-            yield "cells", "error", f"{has}: pandas does not read the file"
+            yield BrokenRule("cells", "error", f"{self._describe_width(cells)}: pandas does not read the file")
         else:
-            if len(cells) < len(self.header):
-                level: Level = "warning" if self.header.index("us") < len(cells) else "error"
-                yield "cells", level, f"{has}: pandas fills it up at the end"
-            for rule in (self._time, self._kernel, self._error, *([self._figures] if len(cells) == len(row) else [])):
-                yield from rule(row)
-            if key is not None:
-                yield from self._key(row, key)
+            yield from self._check_cells(cells, row, key)
         if key is not None and self.build is not None:
-            yield from self._built(row, key, self.build)
+            yield from self._check_in_build(row, key, self.build)
 
-    def _key(self, row: Mapping[str, str], key: Key) -> Iterator[Broken]:
-        if fault := no_gfx(key):
-            yield "gfx", "warning", f"{fault}: AITER never selects it"
+    def _describe_width(self, cells: Sequence[str]) -> str:
+        return f"has {len(cells)} cells, the header {len(self.header)}"
+
+    def _check_cells(self, cells: Sequence[str], row: Mapping[str, str], key: Key | None) -> Iterator[BrokenRule]:
+        is_short = len(cells) < len(self.header)
+        if is_short:
+            has_time = self.header.index("us") < len(cells)
+            text = f"{self._describe_width(cells)}: pandas fills it up at the end"
+            yield BrokenRule("cells", "warning" if has_time else "error", text)
+        yield from self._check_time(row)
+        yield from self._check_kernel(row)
+        yield from self._check_error(row)
+        if not is_short:
+            yield from self._check_tflops(row)
+        if key is not None:
+            yield from self._check_key(row, key)
+
+    def _check_key(self, row: Mapping[str, str], key: Key) -> Iterator[BrokenRule]:
+        if fault := missing_gfx(key):
+            yield BrokenRule("gfx", "warning", f"{fault}: AITER never selects it")
         for column in self.family.columns:
-            yield from _cell(column, row[column.name])
+            yield from _check_key_cell(column, row[column.name])
 
-    def _built(self, row: Mapping[str, str], key: Key, build: Build) -> Iterator[Broken]:
-        answer, gfx, cu_num = build.answer(self.family, key, row), str(key[0]), int(key[1])
-        if answer.standing != "loads":
-            level: Level = "warning" if answer.standing == "rebuild" else "error"
-            why = answer.why if answer.standing != "rebuild" else f"{row.get('kernelName', '')} {answer.why}"
-            yield f"build: {answer.standing}", level, why
+    def _check_in_build(self, row: Mapping[str, str], key: Key, build: Build) -> Iterator[BrokenRule]:
+        answer = build.answer(self.family, key, row)
+        if answer.standing == "rebuild":
+            yield BrokenRule(REBUILD, "warning", f"{row.get('kernelName', '')} {answer.why}")
+        elif answer.standing != "loads":
+            yield BrokenRule(f"build: {answer.standing}", "error", answer.why)
         if backend_of(self.family.name, row) == "hipblaslt":
-            yield "hipblaslt", "error", "is a solution of hipBLASLt: numbers and names differ between its versions"
-        parts = {n // d for n in CU_NUMS.get(gfx, ()) for d in (1, 2, 4, 8)}
+            text = "is a solution of hipBLASLt: numbers and names differ between its versions"
+            yield BrokenRule("hipblaslt", "error", text)
+        gfx = str(key[0])
+        cu_num = int(key[1])
+        cu_nums = {whole // parts for whole in CU_NUMS.get(gfx, ()) for parts in PARTITIONS}
         if gfx and build.chips and gfx not in build.chips:
-            yield "chip", "error", f"gfx is {gfx[:20]}, which this AITER does not know"
-        elif cu_num and parts and cu_num not in parts:
+            yield BrokenRule("chip", "error", f"gfx is {gfx[:20]}, which this AITER does not know")
+        elif cu_num and cu_nums and cu_num not in cu_nums:
             text = f"cu_num is {cu_num}: no {gfx} has that many compute units, so no lookup finds the row"
-            yield "chip", "error", text
+            yield BrokenRule("chip", "error", text)
 
-    def _time(self, row: Mapping[str, str]) -> Iterator[Broken]:
+    def _check_time(self, row: Mapping[str, str]) -> Iterator[BrokenRule]:
         text = row["us"]
         us = number_of(text)
         if us is not None and us > 0:
             return
         if self.family.aiter.hand_written and (us == 0 or text.lower() == "inf"):
-            yield "us", "warning", f"us is {text[:40]}: AITER uses the row, but anything beats it, or nothing"
+            what = f"us is {text[:MAX_SHOWN]}: AITER uses the row, but anything beats it, or nothing"
+            yield BrokenRule("us", "warning", what)
         else:
-            yield "us", "error", f"us is {text[:40] or 'empty'}: not a time"
+            yield BrokenRule("us", "error", f"us is {text[:MAX_SHOWN] or 'empty'}: not a time")
 
-    def _kernel(self, row: Mapping[str, str]) -> Iterator[Broken]:
-        there = [n for n in KERNEL_NAMES if n in row]
+    def _check_kernel(self, row: Mapping[str, str]) -> Iterator[BrokenRule]:
+        columns = [column for column in KERNEL_NAMES if column in row]
         name = kernel_of(row)
-        if there and not name:
-            yield "kernel", "error", f"{there[0]} is empty: AITER has nothing to call"
+        if columns and not name:
+            yield BrokenRule("kernel", "error", f"{columns[0]} is empty: AITER has nothing to call")
             return
         libtype = row.get("libtype", "").lower()
-        by_name = backend_of(self.family.name, {n: row[n] for n in there})
+        by_name = backend_of(self.family.name, {column: row[column] for column in columns})
         if name and not by_name and not backend_of(self.family.name, row):
-            yield "kernel", "warning", f"{name[:80]}: is a name of no known pattern"
+            yield BrokenRule("kernel", "warning", f"{name[:MAX_NAME]}: is a name of no known pattern")
         elif libtype == "gluon":
             text = "AITER's dispatch knows no libtype gluon: write triton, with gluon as kernelName"
-            yield "libtype", "error", text
+            yield BrokenRule("libtype", "error", text)
         elif libtype not in NULLS and by_name and not _agree(libtype, by_name):
-            yield "libtype", "warning", f"libtype is {libtype[:40]}, but {name[:80]} looks like {by_name}"
+            text = f"libtype is {libtype[:MAX_SHOWN]}, but {name[:MAX_NAME]} looks like {by_name}"
+            yield BrokenRule("libtype", "warning", text)
 
-    def _error(self, row: Mapping[str, str]) -> Iterator[Broken]:
-        names = ("err1", "err2") if self.family.err_column == "err1" else (self.family.err_column,)
-        for name in names:
-            text = row.get(name, "")
+    def _check_error(self, row: Mapping[str, str]) -> Iterator[BrokenRule]:
+        columns = [self.family.err_column]
+        limit = self.err_ratio
+        if self.family.err_column == "err1":  # one a stage of fmoe
+            columns = ["err1", "err2"]
+            limit = max(self.err_ratio, PERCENT_LIMIT)
+        for column in columns:
+            text = row.get(column, "")
             if text in NULLS:
                 continue
-            percent = text.endswith("%")
-            value = number_of(text.rstrip("%"))
-            share = value / 100 if value is not None and percent else value
-            limit = max(self.err_ratio, PERCENT_LIMIT) if len(names) > 1 else self.err_ratio
+            share = number_of(text.rstrip("%"))
+            if share is not None and text.endswith("%"):
+                share /= 100
             if share is None or not 0 <= share <= limit:
-                yield "error ratio", "warning", f"{name} is {text[:40]}, the limit of the tuner {limit:g}"
+                what = f"{column} is {text[:MAX_SHOWN]}, the limit of the tuner {limit:g}"
+                yield BrokenRule("error ratio", "warning", what)
 
-    def _figures(self, row: Mapping[str, str]) -> Iterator[Broken]:
-        us, written = number_of(row["us"]), number_of(row.get("tflops", ""))
+    def _check_tflops(self, row: Mapping[str, str]) -> Iterator[BrokenRule]:
+        us = number_of(row["us"])
+        written = number_of(row.get("tflops", ""))
         if written is None or not us or us <= 0:
             return
         try:
@@ -162,21 +191,26 @@ class RowRules:
                 expected.append(expected[0] * SMALLEST_TOKENS / int(row["token"]))
         except (ValueError, KeyError, ZeroDivisionError):
             return
-        if not any(_near(written, x, row["tflops"], us, row["us"]) for x in expected):
-            yield "tflops", "warning", f"tflops is {row['tflops'][:20]}, from its us follow {expected[0]:.4g}"
+        if not any(_is_near(written, tflops, row["tflops"], us, row["us"]) for tflops in expected):
+            text = f"tflops is {row['tflops'][:20]}, from its us follow {expected[0]:.4g}"
+            yield BrokenRule("tflops", "warning", text)
 
 
-def _cell(column: Column, text: str) -> Iterator[Broken]:
+def _check_key_cell(column: Column, text: str) -> Iterator[BrokenRule]:
     if column.kind == "int" and not column.legal:
         if (number_of(text) or 0) < 1:
-            yield "key", "error", f"{column.name} is {text[:40]}: no shape has that"
-    elif text in column.legal or (column.kind == "int" and number_of(text) in [float(v) for v in column.legal]):
+            yield BrokenRule("key", "error", f"{column.name} is {text[:MAX_SHOWN]}: no shape has that")
         return
-    elif text.lower() in (v.lower() for v in column.legal):
-        yield "spelling", "warning", f"{column.name} is {text[:40]}: AITER writes it otherwise"
-    else:
-        what = f"{column.name} is {text[:40]!r}: AITER evaluates it as Python, and it is not one of its values"
-        yield "eval", "error", what
+    if text in column.legal:
+        return
+    if column.kind == "int" and number_of(text) in [float(legal) for legal in column.legal]:
+        return
+    if text.lower() in [legal.lower() for legal in column.legal]:
+        what = f"{column.name} is {text[:MAX_SHOWN]}: AITER writes it otherwise"
+        yield BrokenRule("spelling", "warning", what)
+        return
+    what = f"{column.name} is {text[:MAX_SHOWN]!r}: AITER evaluates it as Python, and it is not one of its values"
+    yield BrokenRule("eval", "error", what)
 
 
 def _agree(libtype: str, by_name: str) -> bool:
@@ -184,12 +218,14 @@ def _agree(libtype: str, by_name: str) -> bool:
     return libtype == by_name or {libtype, by_name} <= {"ck", "cktile"}
 
 
-def _near(written: float, expected: float, text: str, us: float, us_text: str) -> bool:
+def _is_near(written: float, expected: float, text: str, us: float, us_text: str) -> bool:
     """Within 5 %, or within half of the last digit that was printed, of the figure itself or of us."""
-    if abs(written - expected) <= TOLERANCE * expected or abs(written - expected) <= half_digit(text):
+    if abs(written - expected) <= max(TOLERANCE * expected, half_digit(text)):
         return True
-    digit = half_digit(us_text)
-    return expected * us / (us + digit) <= written <= (expected * us / (us - digit) if us > digit else math.inf)
+    us_error = half_digit(us_text)
+    lowest = expected * us / (us + us_error)
+    highest = expected * us / (us - us_error) if us > us_error else math.inf
+    return lowest <= written <= highest
 
 
 def half_digit(text: str) -> float:

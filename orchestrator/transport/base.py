@@ -186,8 +186,10 @@ def absolute(folder: str) -> str:
     return folder if folder.startswith("/") else f"./{folder}"
 
 
-CALL_S, BYTES_A_SECOND = 60.0, 250_000
-"""Time for a put or rename, and the slowest link that still is one."""
+CALL_S = 60.0
+"""Time for a put or rename, beside that of its bytes."""
+BYTES_A_SECOND = 250_000
+"""The slowest link that still is one."""
 
 AFTERLIFE_S = 2.0
 """Seconds after its time limit at which a command is ended by its node: our own error comes first."""
@@ -235,7 +237,8 @@ class CommandTransport(ABC):
 
     def rename(self, src: str, dst: str) -> bool:
         """Rename on the node; False where `src` is gone. TransportError where that is unknown: the connection broke."""
-        src, dst = absolute(src), absolute(dst)
+        src = absolute(src)
+        dst = absolute(dst)
         if "\0" in src + dst:
             raise TransportError(self.node, f"cannot rename {src!r}: no path has a NUL character")
         return self._rename(src, dst)
@@ -285,8 +288,8 @@ def unpack_argv(folder: str, token: str) -> list[str]:
 
 def stream(token: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) -> bytes:
     """The tar stream: a tree `<token>/` and the script `place`. GNU format, which busybox reads, too."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
         now = int(time.time())
         for folder in ("", *_folders(files, empty)):
             tar.addfile(_member(posixpath.join(token, folder).rstrip("/"), 0o700, now, tarfile.DIRTYPE))
@@ -294,12 +297,15 @@ def stream(token: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) ->
             tar.addfile(_member(f"{token}/{name}", file.mode, now, size=len(file.data)), io.BytesIO(file.data))
         script = "".join(_place(files, empty)).encode("utf-8", "surrogateescape")
         tar.addfile(_member("place", 0o600, now, size=len(script)), io.BytesIO(script))
-    return out.getvalue()
+    return archive.getvalue()
 
 
 def _member(name: str, mode: int, now: int, kind: bytes = tarfile.REGTYPE, size: int = 0) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.mode, info.type, info.size, info.mtime = mode, kind, size, now
+    info.mode = mode
+    info.type = kind
+    info.size = size
+    info.mtime = now
     return info
 
 
@@ -331,7 +337,8 @@ def _batches(words: Sequence[str]) -> Iterator[str]:
     for word in words:
         if batch and size + len(word) > MAX_WORDS_BYTES:
             yield " ".join(batch)
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(word)
         size += len(word) * 4 + 200  # UTF-8, and "$d" and "$r" are longer than they look
     if batch:

@@ -71,7 +71,8 @@ while IFS= read -r line; do eval "$line"; done
 """
 MAX_BANNER = 64 * 1024
 MAX_MESSAGE = 64 * 1024
-OK, GONE = 0, 2
+OK = 0
+GONE = 2
 
 
 class ShellError(Exception):
@@ -164,9 +165,9 @@ class KeptShell:
     def _bytes(self, channel: Channel, count: int, deadline: float) -> bytes:
         while len(self._buffer) < count:
             self._fill(channel, deadline)
-        found = bytes(self._buffer[:count])
+        message = bytes(self._buffer[:count])
         del self._buffer[:count]
-        return found
+        return message
 
     def _line(self, channel: Channel, deadline: float) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
@@ -201,8 +202,10 @@ class KeptShell:
 
 MAX_SHELLS = 4
 """Most shells at a time. A slow command keeps one busy."""
-SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
-"""Limits for a kept shell. Anything larger is sent as a tar stream."""
+SMALL_FILES = 4
+"""Most files that a kept shell takes. More are sent as a tar stream."""
+SMALL_BYTES = 256 * 1024
+"""Most bytes that it takes."""
 CONNECT_S = 30.0
 SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--unbuffered", "--quiet")
 T = TypeVar("T")
@@ -227,8 +230,10 @@ class SrunOpener:
     def __init__(self, transport: LocalTransport | SshTransport, way: Sequence[str]) -> None:
         """`transport`: reaches the machine where `srun` runs; nothing else uses it. `way`: srun's options for the job
         and its CPUs."""
-        self._transport, self._argv = transport, (*SRUN, *way, "sh", "-c")
-        self.connect, self.close = transport.connect, transport.close
+        self._transport = transport
+        self._argv = (*SRUN, *way, "sh", "-c")
+        self.connect = transport.connect
+        self.close = transport.close
 
     def start(self, command: str, deadline: float) -> ProcessChannel | SshChannel:
         """Start a line of shell text as a step. Raises TransportError."""
@@ -241,7 +246,9 @@ class ExecTransport(CommandTransport):
     def __init__(self, node: str, opener: Opener, prelude: str = "") -> None:
         """`prelude`: shell text that runs before every command and changes to its folder."""
         self.node = node
-        self._opener, self._prelude, self._open = opener, prelude, False
+        self._opener = opener
+        self._prelude = prelude
+        self._open = False
         self._shells = [KeptShell(node, self._start) for _ in range(MAX_SHELLS)]
         self._free: queue.LifoQueue[KeptShell] = queue.LifoQueue()
         for shell in self._shells:

@@ -113,12 +113,15 @@ class ProcessChannel(Channel):
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=env, start_new_session=True
         )
         assert self._p.stdin is not None and self._p.stdout is not None and self._p.stderr is not None  # noqa: PT018
-        self._in, self._out, self._err = self._p.stdin, self._p.stdout, self._p.stderr
+        self._in = self._p.stdin
+        self._out = self._p.stdout
+        self._err = self._p.stderr
         os.set_blocking(self._in.fileno(), False)
         self._poll = select.poll()
         for stream in (self._out, self._err):
             self._poll.register(stream, select.POLLIN)
-        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
         self._words = bytearray()
         self._closing = False
 

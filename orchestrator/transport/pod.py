@@ -24,7 +24,8 @@ from typing import Any
 from orchestrator.errors import HostKeyError, InputError, LoginError, TransportError, UnreachableError
 from orchestrator.transport.base import Channel
 
-CONNECT_S, CALL_S = 5.0, 20.0
+CONNECT_S = 5.0
+CALL_S = 20.0
 SILENCE_S = 60.0
 """Silence that ends a stream, and the longest wait for a command that takes none of its input."""
 LOOK_S = 1.0
@@ -114,16 +115,16 @@ def refusal(node: str, status: int, words: str) -> TransportError:
 
 def unreached(node: str, server: str, e: BaseException) -> TransportError:
     """Error for a connection to the API server that did not come about."""
-    at: BaseException | None = e
+    cause: BaseException | None = e
     words = re.sub(r"^\w+\(host=[^)]*\): ", "", str(e))
-    while at is not None:
-        if isinstance(at, ssl.SSLCertVerificationError):
-            why = getattr(at, "verify_message", "") or str(at)
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = getattr(cause, "verify_message", "") or str(cause)
             way = "see `certificate-authority` in your kubeconfig"
             return HostKeyError(node, f"the certificate of the API server {server} is not trusted ({why}): {way}")
-        words = getattr(at, "strerror", None) or words
-        reason = getattr(at, "reason", None)  # urllib3's
-        at = reason if isinstance(reason, BaseException) else at.__cause__ or at.__context__
+        words = getattr(cause, "strerror", None) or words
+        reason = getattr(cause, "reason", None)  # urllib3's
+        cause = reason if isinstance(reason, BaseException) else cause.__cause__ or cause.__context__
     return UnreachableError(node, f"the API server {server} cannot be reached ({words})")
 
 
@@ -132,7 +133,8 @@ class PodOpener:
 
     def __init__(self, node: str, api: Any, namespace: str, pod: str, container: str) -> None:
         """`api`: a kubernetes.client.ApiClient."""
-        self._node, self._api = node, api
+        self._node = node
+        self._api = api
         self._of = {"name": pod, "namespace": namespace, "container": container}
 
     def connect(self) -> None:
@@ -164,11 +166,15 @@ class PodChannel(Channel):
 
     def __init__(self, node: str, link: Any) -> None:
         """`link`: a kubernetes.stream.ws_client.WSClient, which is left to read one message at a time and keep none."""
-        self._node, self._link = node, link
-        link._frames_immediately_available, link._all = lambda: False, SimpleNamespace(write=len)
+        self._node = node
+        self._link = link
+        link._frames_immediately_available = lambda: False
+        link._all = SimpleNamespace(write=len)
         link.sock.settimeout(SILENCE_S)
         self._one = threading.Lock()  # TLS cannot read in one thread and write in another
-        self._out, self._words, self._status = bytearray(), bytearray(), b""
+        self._out = bytearray()
+        self._words = bytearray()
+        self._status = b""
         self._cut = ""
 
     @property
@@ -220,14 +226,14 @@ class PodChannel(Channel):
         """Raises TimeoutError, or BrokenPipeError where the command listens no more."""
         from websocket import WebSocketException, WebSocketTimeoutException
 
-        for at in range(0, len(data), CHUNK):
+        for start in range(0, len(data), CHUNK):
             if self.ended:
                 raise BrokenPipeError(self._cut or "the command has ended")
             try:
                 left = SILENCE_S if deadline is None else max(0.001, deadline - time.monotonic())
                 with self._one:
                     self._link.sock.settimeout(left)
-                    self._link.write_channel(STDIN, data[at : at + CHUNK])
+                    self._link.write_channel(STDIN, data[start : start + CHUNK])
                     self._link.sock.settimeout(SILENCE_S)
             except (WebSocketTimeoutException, TimeoutError) as e:
                 self._break("the link takes no more data")  # a part of it may be on its way
@@ -254,10 +260,12 @@ class PodChannel(Channel):
 def _end_of(status: bytes) -> tuple[int | None, str]:
     """(exit code, words) of the status (meta/v1) that comes last."""
     words = status.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, StopIteration):
-        given = json.loads(words)
-        words = str(given.get("message") or words)[-1000:]
-        if given["status"] == "Success":
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        document = json.loads(words)
+        words = str(document.get("message") or words)[-1000:]
+        if document["status"] == "Success":
             return 0, ""
-        return next(int(c["message"]) for c in given["details"]["causes"] if c["reason"] == "ExitCode"), ""
+        for cause in document["details"]["causes"]:
+            if cause["reason"] == "ExitCode":
+                return int(cause["message"]), ""
     return None, words

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from orchestrator.transport.base import (
     command_line,
     limited,
 )
+from orchestrator.transport.ssh_host import HostRequest
 
 if TYPE_CHECKING:
     from orchestrator.transport.ssh_connection import Hop
@@ -43,20 +43,6 @@ GRACE_S = 2.0
 RETRY_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class HostRequest:
-    """The host that the inventory asks for. None: as the ssh_config says."""
-
-    host: str
-    user: str | None = None
-    port: int | None = None
-    identity: str | None = None
-    proxy_jump: str | None = None
-    """Hops as in ssh_config: `[user@]host[:port]`, several separated by commas, or `none`."""
-    config: Path | None = None
-    """An ssh_config to read instead of the user's and the system's."""
-
-
 def left(deadline: float | None) -> float | None:
     """Seconds until the deadline, always more than zero."""
     return None if deadline is None else max(0.001, deadline - time.monotonic())
@@ -67,7 +53,10 @@ class SshChannel(Channel):
 
     def __init__(self, node: str, raw: Any, release: Callable[[], None], why: Callable[[], str]) -> None:
         """`raw`: an open paramiko channel. `why`: why the connection broke, or ""."""
-        self._node, self._raw, self._release, self._why = node, raw, release, why
+        self._node = node
+        self._raw = raw
+        self._release = release
+        self._why = why
         self._stderr = bytearray()
         self._ready = threading.Event()
         self._closing = threading.Lock()
@@ -172,7 +161,8 @@ class Link:
     """The open connections on the way to a node; the last one is to the node itself."""
 
     def __init__(self, node: str, route: Sequence[Hop]) -> None:
-        self._node, self._route = node, route
+        self._node = node
+        self._route = route
         self._transport = route[-1].connection.transport
         self._room = threading.Semaphore(MAX_SESSIONS)
         self._closed = ""
@@ -275,8 +265,10 @@ class SshTransport(CommandTransport):
         and the system's.
         """
         self.node = node
-        self._ask = HostRequest(host, user, port, identity, proxy_jump, config)
-        self._accept_new, self._connect_timeout, self._patient = accept_new_host_keys, connect_timeout, patient
+        self._request = HostRequest(host, user, port, identity, proxy_jump, config)
+        self._accept_new = accept_new_host_keys
+        self._connect_timeout = connect_timeout
+        self._patient = patient
         self._stop = threading.Event()
         self._connecting = threading.Lock()
         self._link: Link | None = None
@@ -289,9 +281,13 @@ class SshTransport(CommandTransport):
             self._stop.clear()
             self._hang_up()
             route = connect(
-                self.node, self._ask, accept_new=self._accept_new, timeout=self._connect_timeout,
-                patient=self._patient, stop=self._stop,
-            )  # fmt: skip
+                self.node,
+                self._request,
+                accept_new=self._accept_new,
+                timeout=self._connect_timeout,
+                patient=self._patient,
+                stop=self._stop,
+            )
             self._link = Link(self.node, route)
             if self._stop.is_set():
                 self._hang_up()
@@ -316,7 +312,8 @@ class SshTransport(CommandTransport):
         return self._connected().start(command_line(self.node, argv), time.monotonic() + CALL_S)
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
-        link, deadline = self._connected(), time.monotonic() + timeout
+        link = self._connected()
+        deadline = time.monotonic() + timeout
         command = limited(command_line(self.node, argv), timeout + AFTERLIFE_S)
         try:
             with closing(link.start(command, deadline)) as channel, link.limited(deadline):

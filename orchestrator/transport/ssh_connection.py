@@ -33,11 +33,12 @@ from paramiko.auth_strategy import AuthFailure, AuthStrategy, InMemoryPrivateKey
 from paramiko.hostkeys import HostKeyEntry
 
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
-from orchestrator.transport.ssh import HostRequest
+from orchestrator.transport.ssh_host import HostRequest
 
 CONFIGS = (Path("~/.ssh/config"), Path("/etc/ssh/ssh_config"))
 IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
-KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts"
+USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 MAX_DEPTH = 8
 """Most hosts on the way to a node."""
 MAX_OFFERS = 6
@@ -61,28 +62,29 @@ TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
 JUMP = re.compile(r"(?:ssh://)?(?:(.+)@)?(?:\[([^]]+)\]|([^:/]+))(?::(\d+))?/?")
 
 
-def _settings(ask: HostRequest, seconds: float) -> dict[str, Any]:
+def _settings(request: HostRequest, seconds: float) -> dict[str, Any]:
     """The ssh configuration for a host, by the names of its settings in small letters. Raises ValueError, OSError.
 
     `ssh -G` says it. Without an OpenSSH client here, paramiko reads files of plain lines, and others are refused.
     """
     client = shutil.which("ssh")
     if client is None:
-        return _plain_settings(ask)
+        return _plain_settings(request)
     argv = [client, "-G"]
     # the inventory's jumps are followed by `_hops`; those of ssh_config must not count beside them
-    jumps = "none" if ask.proxy_jump else None
-    for option, value in (("-F", ask.config), ("-l", ask.user), ("-p", ask.port), ("-J", jumps)):
+    jumps = "none" if request.proxy_jump else None
+    for option, value in (("-F", request.config), ("-l", request.user), ("-p", request.port), ("-J", jumps)):
         if value is not None:
             argv += [option, str(value)]
     # a command of `Match exec` must not read our terminal
     done = subprocess.run(
-        [*argv, ask.host], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        [*argv, request.host], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
     )
-    answer, errors = os.fsdecode(done.stdout), os.fsdecode(done.stderr)
-    if "jumphost loop" in errors and not ask.proxy_jump:
+    answer = os.fsdecode(done.stdout)
+    errors = os.fsdecode(done.stderr)
+    if "jumphost loop" in errors and not request.proxy_jump:
         # `Host *` with ProxyJump holds for the jump host, too: it has none to itself. Older versions of ssh print it
-        return _settings(dataclasses.replace(ask, proxy_jump="none"), seconds)
+        return _settings(dataclasses.replace(request, proxy_jump="none"), seconds)
     if done.returncode != 0:
         raise ValueError("; ".join(errors.splitlines()))
     settings: dict[str, Any] = {"identityfile": []}
@@ -95,18 +97,18 @@ def _settings(ask: HostRequest, seconds: float) -> dict[str, Any]:
     return settings
 
 
-def _plain_settings(ask: HostRequest) -> dict[str, Any]:
-    files = [ask.config] if ask.config else [p for p in map(Path.expanduser, CONFIGS) if p.is_file()]
+def _plain_settings(request: HostRequest) -> dict[str, Any]:
+    files = [request.config] if request.config else [p for p in map(Path.expanduser, CONFIGS) if p.is_file()]
     # ssh_config uses a setting's first value, so the inventory's values go first
-    given = {"User": ask.user, "Port": ask.port}
-    text = "".join(f"{name} {value}\n" for name, value in given.items() if value is not None)
+    of_inventory = {"User": request.user, "Port": request.port}
+    text = "".join(f"{name} {value}\n" for name, value in of_inventory.items() if value is not None)
     for file in files:
         lines = file.read_text("utf-8", "replace").splitlines()
         for number, line in enumerate(lines, 1):
             if not PLAIN_LINE.fullmatch(line):
                 raise ValueError(f"{file}:{number}: {line.strip()[:80]!r} needs an OpenSSH client on this machine")
         text += "\n".join(["Host *", *lines, ""])
-    settings = dict(paramiko.SSHConfig.from_text(text).lookup(ask.host))
+    settings = dict(paramiko.SSHConfig.from_text(text).lookup(request.host))
     names = list(settings)
     # of ProxyCommand and ProxyJump the first one counts; paramiko keeps the order of the file
     if "proxycommand" in names and "proxyjump" in names[names.index("proxycommand") :]:
@@ -144,10 +146,10 @@ def _expand(value: str, settings: Mapping[str, Any], typed_host: str, *, variabl
 def _last_jump(jumps: str) -> tuple[HostRequest, str]:
     """The last host of a ProxyJump, and those before it."""
     before, _, last = jumps.rpartition(",")
-    found = JUMP.fullmatch(last.strip('" '))
-    if found is None:
+    match = JUMP.fullmatch(last.strip('" '))
+    if match is None:
         raise ValueError(f"ProxyJump {last!r} is not [user@]host[:port], with an IPv6 address in brackets")
-    user, address, name, port = found.groups()
+    user, address, name, port = match.groups()
     return HostRequest(address or name, user, int(port) if port else None), before
 
 
@@ -165,40 +167,42 @@ class Hop:
         return self.host_keys.place
 
 
-def hops(node: str, ask: HostRequest, *, accept_new: bool = False, seconds: float = 60.0) -> list[Hop]:
+def hops(node: str, request: HostRequest, *, accept_new: bool = False, seconds: float = 60.0) -> list[Hop]:
     """The hosts on the way to a host, ending with that host. Opens nothing. `seconds`: time limit of each later step.
 
     Raises TransportError.
     """
     try:
-        return _hops(node, ask, accept_new, seconds, 0)
+        return _hops(node, request, accept_new, seconds, 0)
     except (paramiko.ConfigParseError, subprocess.SubprocessError, OSError, ValueError) as e:
         text = f"the ssh configuration cannot be used: {e}; correct it, or name another file as the node's ssh_config"
         raise TransportError(node, text) from e
 
 
-def _hops(node: str, ask: HostRequest, accept_new: bool, seconds: float, depth: int) -> list[Hop]:
+def _hops(node: str, request: HostRequest, accept_new: bool, seconds: float, depth: int) -> list[Hop]:
     if depth > MAX_DEPTH:
         raise TransportError(node, f"ProxyJump leads in a circle or through more than {MAX_DEPTH} hosts")
-    if ask.host.split() != [ask.host] or not ask.host.isprintable() or ask.host.startswith("-"):
-        raise TransportError(node, f"{ask.host!r} is not a host name")
-    found = _settings(ask, seconds)
-    found["identityfile"] = [_expand(name, found, ask.host) for name in found.get("identityfile", IDENTITIES)]
+    if request.host.split() != [request.host] or not request.host.isprintable() or request.host.startswith("-"):
+        raise TransportError(node, f"{request.host!r} is not a host name")
+    settings = _settings(request, seconds)
+    settings["identityfile"] = [
+        _expand(name, settings, request.host) for name in settings.get("identityfile", IDENTITIES)
+    ]
     gateways: list[Hop] = []
     proxy: str | bool = False
-    jumps = ask.proxy_jump or found.get("proxyjump", "none")
+    jumps = request.proxy_jump or settings.get("proxyjump", "none")
     if jumps.lower() != "none":
         via, before = _last_jump(jumps)
-        if via.host not in (ask.host, found["hostname"]):
-            via = dataclasses.replace(via, proxy_jump=before or None, config=ask.config)
+        if via.host not in (request.host, settings["hostname"]):
+            via = dataclasses.replace(via, proxy_jump=before or None, config=request.config)
             gateways = _hops(node, via, accept_new, seconds, depth + 1)
-    if found.get("proxycommand") and not ask.proxy_jump:
-        proxy = _expand(found["proxycommand"], found, ask.host, variables=False)
-    login = Login(ask, found)
-    made = fabric.Connection(
-        found["hostname"].lower(),
-        user=found.get("user"),
-        port=int(found.get("port", 22)),
+    if settings.get("proxycommand") and not request.proxy_jump:
+        proxy = _expand(settings["proxycommand"], settings, request.host, variables=False)
+    login = Login(request, settings)
+    connection = fabric.Connection(
+        settings["hostname"].lower(),
+        user=settings.get("user"),
+        port=int(settings.get("port", 22)),
         config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
         gateway=gateways[-1].connection if gateways else proxy,
         forward_agent=False,
@@ -210,14 +214,21 @@ def _hops(node: str, ask: HostRequest, accept_new: bool, seconds: float, depth: 
             "channel_timeout": seconds,
         },
     )
-    login.user = made.user
-    return [*gateways, Hop(made, KnownOnly(node, made, found, accept_new), login)]
+    login.user = connection.user
+    return [*gateways, Hop(connection, KnownOnly(node, connection, settings, accept_new), login)]
+
+
+def _read_known_hosts(path: Path) -> tuple[paramiko.HostKeys, frozenset[str]]:
+    """Keys in a file, and the keys that it revokes."""
+    status = path.stat()
+    return _known_hosts(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=16)
 def _known_hosts(path: Path, mtime_ns: int, size: int) -> tuple[paramiko.HostKeys, frozenset[str]]:
     """Keys in a file of that age and size, and the keys that it revokes. The whole fleet shares one reading."""
-    keys, revoked = paramiko.HostKeys(), set()
+    keys = paramiko.HostKeys()
+    revoked: set[str] = set()
     for line in path.read_text("utf-8", "replace").splitlines():
         words = line.split()
         if words[:1] == ["@revoked"]:
@@ -233,17 +244,21 @@ def _known_hosts(path: Path, mtime_ns: int, size: int) -> tuple[paramiko.HostKey
 class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
     """Gives a Connection the known keys of its host. Refuses a new key, or stores it if the user asked for that."""
 
-    def __init__(self, node: str, connection: Any, found: Mapping[str, Any], accept_new: bool) -> None:
-        self._node, self._accept_new = node, accept_new
-        self._host, self._port, self._behind = connection.host, connection.port, bool(connection.gateway)
+    def __init__(self, node: str, connection: Any, settings: Mapping[str, Any], accept_new: bool) -> None:
+        self._node = node
+        self._accept_new = accept_new
+        self._host = connection.host
+        self._port = connection.port
+        self._behind_gateway = bool(connection.gateway)
         shown = self._host if self._port == 22 else f"[{self._host}]:{self._port}"
-        self._name = found.get("hostkeyalias", shown)
-        settings = found.get("userknownhostsfile", KNOWN_HOSTS[0]), found.get("globalknownhostsfile", KNOWN_HOSTS[1])
-        names = [name for setting in settings for name in setting.split() if name != "none"]
-        self._files = [Path(name).expanduser() for name in names or KNOWN_HOSTS[0].split()]
-        read = [_known_hosts(f, s.st_mtime_ns, s.st_size) for f in self._files if f.is_file() and (s := f.stat())]
-        self._revoked = frozenset[str]().union(*(revoked for _, revoked in read))
-        for keys, _ in reversed(read):  # if two files have a key of a kind, the first file wins
+        self._name = settings.get("hostkeyalias", shown)
+        users = settings.get("userknownhostsfile", USER_KNOWN_HOSTS)
+        systems = settings.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS)
+        names = [name for name in (*users.split(), *systems.split()) if name != "none"]
+        self._files = [Path(name).expanduser() for name in names or USER_KNOWN_HOSTS.split()]
+        known = [_read_known_hosts(file) for file in self._files if file.is_file()]
+        self._revoked = frozenset[str]().union(*(revoked for _, revoked in known))
+        for keys, _ in reversed(known):  # if two files have a key of a kind, the first file wins
             for kind, key in (keys.lookup(self._name) or {}).items():
                 if key.get_base64() not in self._revoked:
                     connection.client.get_host_keys().add(shown, kind, key)
@@ -278,10 +293,7 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
 
     def changed(self, e: paramiko.BadHostKeyException) -> HostKeyError:
         """The error for a host whose key differs from the known one."""
-        old = e.expected_key.get_base64()
-        texts = [(f, f.read_text("utf-8", "replace")) for f in self._files if f.is_file()]
-        file, text = next(((f, t) for f, t in texts if old in t), (self._files[0], ""))
-        line = text[: text.find(old)].count("\n") + 1
+        file, line = self._place_of(e.expected_key.get_base64())
         return HostKeyError(
             self._node,
             f"the host key has changed: the key that {self.place} shows ({e.key.get_name()} {e.key.fingerprint}) is not"
@@ -291,9 +303,17 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
             f" ({self._scan()})",
         )
 
+    def _place_of(self, key: str) -> tuple[Path, int]:
+        """The file and line that hold a key."""
+        for file in self._files:
+            text = file.read_text("utf-8", "replace") if file.is_file() else ""
+            if key in text:
+                return file, text[: text.find(key)].count("\n") + 1
+        return self._files[0], 1
+
     def _scan(self) -> str:
         """The command that adds the key."""
-        if self._behind:
+        if self._behind_gateway:
             return f"log in once with ssh {shlex.quote(self._host)} in the same way"
         port = f"-p {self._port} " if self._port != 22 else ""
         return f"ssh-keyscan {port}{shlex.quote(self._host)} >>{shlex.quote(str(self._files[0]))}"
@@ -308,11 +328,11 @@ def _private_key(path: Path, mtime_ns: int) -> paramiko.PKey:
 class Login(AuthStrategy):  # type: ignore[misc]
     """Offers keys from files, then keys from the agent; or only the inventory's identity, if it can be read."""
 
-    def __init__(self, ask: HostRequest, found: Mapping[str, Any]) -> None:
-        super().__init__(ssh_config=found)
+    def __init__(self, request: HostRequest, settings: Mapping[str, Any]) -> None:
+        super().__init__(ssh_config=settings)
         self.user = ""
-        self._chosen = ask.identity is not None
-        names = [ask.identity] if ask.identity else found["identityfile"]
+        self._chosen = request.identity is not None
+        names = [request.identity] if request.identity else settings["identityfile"]
         self._identities = [Path(name).expanduser() for name in names]
         self._notes: list[str] = []
 
@@ -385,9 +405,8 @@ def _open(node: str, hop: Hop) -> None:
             raise UnreachableError(node, f"the connection broke while logging in to {hop.place}") from e
         raise hop.login.refused(node, hop.place, e.result) from e
     except socket.gaierror as e:
-        host, again = hop.connection.host, e.errno == socket.EAI_AGAIN
-        text = f"the name {host} cannot be resolved ({e.strerror}); set host: of the node"
-        raise UnreachableError(node, text, transient=again) from e
+        text = f"the name {hop.connection.host} cannot be resolved ({e.strerror}); set host: of the node"
+        raise UnreachableError(node, text, transient=e.errno == socket.EAI_AGAIN) from e
     except paramiko.ChannelException as e:
         text = f"the jump host cannot connect to {hop.place} ({e.text})"
         if e.code == 1:
@@ -413,27 +432,32 @@ def _open(node: str, hop: Hop) -> None:
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_GIVE_UP_S * 1000)
 
 
-def _attempt(node: str, ask: HostRequest, accept_new: bool, deadline: float, stop: threading.Event) -> list[Hop]:
+def _attempt(node: str, request: HostRequest, accept_new: bool, deadline: float, stop: threading.Event) -> list[Hop]:
     """The open hops, after one try. Raises TransportError.
 
     The work runs in a thread, because a name look-up or a `Match exec` cannot be interrupted, only abandoned.
     """
-    began, done, left = time.monotonic(), threading.Event(), threading.Event()
+    began = time.monotonic()
+    done = threading.Event()
+    abandoned = threading.Event()
     route: list[Hop] = []
     errors: list[BaseException] = []
-    at = ["the ssh configuration"]
+    steps = ["the ssh configuration"]
+    """The steps so far; the last one is the one that did not answer."""
 
     def work() -> None:
         try:
             # the waiting thread's limit is shorter; these limits end the thread that it abandoned
-            route.extend(hops(node, ask, accept_new=accept_new, seconds=max(1.0, deadline - time.monotonic()) + 5.0))
+            route.extend(
+                hops(node, request, accept_new=accept_new, seconds=max(1.0, deadline - time.monotonic()) + 5.0)
+            )
             for hop in route:
-                at.append(hop.place)
+                steps.append(hop.place)
                 _open(node, hop)
         except BaseException as e:  # noqa: BLE001  raised again in the thread that waits
             errors.append(e)
         done.set()
-        if left.is_set():
+        if abandoned.is_set():
             hang_up(route)
 
     threading.Thread(target=work, name=f"connect {node}", daemon=True).start()
@@ -441,7 +465,7 @@ def _attempt(node: str, ask: HostRequest, accept_new: bool, deadline: float, sto
         pass
     if done.is_set() and not errors:
         return route
-    left.set()
+    abandoned.set()
     transport = route[-1].connection.client.get_transport() if route else None
     hang_up(route)
     if errors:
@@ -449,12 +473,12 @@ def _attempt(node: str, ask: HostRequest, accept_new: bool, deadline: float, sto
     if stop.is_set():
         raise UnreachableError(node, "connecting was stopped", transient=False)
     greeted = bool(transport is not None and transport.remote_version)
-    text = f"{at[-1]} did not answer within {time.monotonic() - began:.0f} s"
+    text = f"{steps[-1]} did not answer within {time.monotonic() - began:.0f} s"
     raise UnreachableError(node, text, silent=True, greeted=greeted)
 
 
 def connect(
-    node: str, ask: HostRequest, *, accept_new: bool, timeout: float, patient: bool, stop: threading.Event
+    node: str, request: HostRequest, *, accept_new: bool, timeout: float, patient: bool, stop: threading.Event
 ) -> list[Hop]:
     """The open hops to a host. A refused, reset or silent connection is tried again while there is time.
 
@@ -470,7 +494,7 @@ def connect(
 
     def once() -> list[Hop]:
         try:
-            return _attempt(node, ask, accept_new, deadline, stop)
+            return _attempt(node, request, accept_new, deadline, stop)
         except UnreachableError as e:
             if e.silent and errors and not e.greeted:  # our limit cut this try short: the error before it counts
                 raise errors[-1] from e

@@ -86,7 +86,7 @@ def faulted(ledger: LedgerReader) -> list[FaultedCandidate]:
 
     for name, libtype, node, slot, status, shape, detail, attempt in ledger.query(_FAULTED):
         add(name or "a candidate without a name", libtype, Seen(shape, node, slot, attempt, _what(status, detail)))
-    left_out = ledger.left_out()
+    left_out = ledger.blocked_candidates()
     known = dict(ledger.query("SELECT DISTINCT kernel_name, libtype FROM rows")) if left_out else {}
     for w in left_out:
         elsewhere = "it ran on another slot" if w.verdict == "ran" else ""

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.events import CanaryTimed
 from orchestrator.ledger.reader import Counts, LedgerReader
 from orchestrator.paths import RunConfig
-from orchestrator.planning.estimate import MOST_SCHEDULED, Measured, Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import MOST_SCHEDULED, FinishedGroups, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import GROUPS, queue_of
 from orchestrator.policy.model import Attempt, Node, Slot, SlotId, State
 from orchestrator.shapes.model import describe
@@ -271,7 +271,7 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
     pace = {slot: s.pace for slot, s in speeds(state).items()}
     # each slot takes as much of the work as it can
     usual = float(harmonic_mean([max(0.1, p) for p in pace.values()])) if pace else 1.0
-    over = Measured()
+    over = FinishedGroups()
     for a in state.attempts.values():
         # an attempt that only refused shapes does not show how long measuring takes
         has_result = any(state.shapes[i].state == "tuned" for i in a.landed)

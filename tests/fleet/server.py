@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.engine.docker import RESTARTS
+from orchestrator.engine.docker_options import RESTARTS
 from worker import process
 from worker.__main__ import main as worker_main
 from worker.agent import loop, tuner_process

@@ -147,14 +147,14 @@ def test_bad_input_is_told_before_anything_is_written(bench: Bench) -> None:
 def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
     from orchestrator.bench import request
-    from orchestrator.bench.request import TUNER, options, sides
+    from orchestrator.bench.request import TUNER, parse_sides, tuner_options
     from orchestrator.cli.screen import LineView
     from orchestrator.controller.drive import drive
     from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 
     local(bench)
-    compared = sides(["golden=image:1", "tot=image:2,TRITON_X=1"], ())
-    made = options(compared, ["torch"], runs=1, extra=1, within=1.0, sample_s=0.02, rotate_mb=1)
+    compared = parse_sides(["golden=image:1", "tot=image:2,TRITON_X=1"], ())
+    made = tuner_options(compared, ["torch"], runs=1, extra=1, within=1.0, sample_s=0.02, rotate_mb=1)
     asked = RunRequest(bench.shapes_csv, bench.runs, bench.inventory, tuner=TUNER, bench=True, options=made)
     images: list[str | None] = []
 

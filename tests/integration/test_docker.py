@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator.controller.facts import NodeFacts
 from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
-from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import DockerEngine
+from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.errors import EngineError
 from orchestrator.image.fixes import UNKNOWN, aiter_lines
 from orchestrator.inventory.model import Node

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from paramiko import ChannelException, SSHException
 
-from orchestrator.engine.docker import container_options
+from orchestrator.engine.docker_options import container_options
 from orchestrator.errors import UnreachableError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.transport.base import connected

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.bench import request
-from orchestrator.bench.request import config_sets, one_slot, sides
+from orchestrator.bench.request import config_sets, one_slot, parse_sides
 from orchestrator.cli.app import app
 from orchestrator.cli.ending import end_page
 from orchestrator.errors import InputError
@@ -39,12 +39,12 @@ def test_backends_by_name_and_alias() -> None:
 def test_a_table_is_sent_whole_and_recorded_by_its_hash(tmp_path: Path) -> None:
     path = tmp_path / "tuned.csv"
     path.write_text("gfx,cu_num,M,N,K,us,kernelName\ngfx950,256,16,512,1024,5.0,one\n")
-    made = request.options([], ["torch"], path)
+    made = request.tuner_options([], ["torch"], path)
     assert made["table"] == path.read_text()
     assert redacted(made)["table"].startswith("sha256 ")
     path.write_text("M,N\n1,2\n")
     with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
-        request.options([], ["torch"], path)
+        request.tuner_options([], ["torch"], path)
 
 
 def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
@@ -59,13 +59,13 @@ def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
 
 def test_switches_follow_the_interpreter_or_image_and_reach_the_workers(tmp_path: Path) -> None:
     words = ["golden=/g/python", "tot=/t/python,TRITON_HIP_USE_ASYNC_COPY=1,X=", "off=,X=a=b"]
-    assert sides(words, ()) == [
+    assert parse_sides(words, ()) == [
         Side("golden", "/g/python"),
         Side("tot", "/t/python", variables={"TRITON_HIP_USE_ASYNC_COPY": "1", "X": ""}),
         Side("off", variables={"X": "a=b"}),
     ]
-    assert list(Options.parse(request.options(sides(words, ()), ["torch"])).sides) == sides(words, ())
-    assert sides(["a=image:1,X=1"], ()) == [Side("a", image="image:1", variables={"X": "1"})]
+    assert list(Options.parse(request.tuner_options(parse_sides(words, ()), ["torch"])).sides) == parse_sides(words, ())
+    assert parse_sides(["a=image:1,X=1"], ()) == [Side("a", image="image:1", variables={"X": "1"})]
     source = tmp_path / "inv.yaml"
     source.write_text("defaults: {engine: docker, image: x}\nnodes: {here: {env: {X: '0', Y: '2'}}, there: {}}\n")
     (node,) = load_inventory(one_slot(source, tmp_path / "one.yaml", "here", [3])).nodes.values()
@@ -91,7 +91,7 @@ def test_bad_sides_are_one_clear_line(tmp_path: Path, envs: list[str], sets: lis
     tree(tmp_path, {f"gemm/{NAME}.json": {"any": values()}})
     tree(tmp_path / "bad", {"gemm/gfx950-X.json": "{"})
     with pytest.raises(InputError) as e:
-        sides(envs, [w.format(t=tmp_path) for w in sets])
+        parse_sides(envs, [w.format(t=tmp_path) for w in sets])
     (line,) = e.value.faults
     assert says in line
 
@@ -107,14 +107,14 @@ def test_a_tree_gives_its_gemm_configs_and_one_set_is_compared_with_todays(tmp_p
     assert document["named"].startswith(f"{root} (2 files, sha256 ")
     assert json.loads(config_sets([f"a={root / CONFIGS}", "b="])["a"])["files"] == document["files"]
 
-    asked = sides(["tot=/t/python,X=1"], [f"new={root}"])
-    options = request.options(asked, [])
+    asked = parse_sides(["tot=/t/python,X=1"], [f"new={root}"])
+    options = request.tuner_options(asked, [])
     assert options["backends"] == ["aiter-triton"]
     assert [(s.name, s.python, dict(s.variables), s.configs) for s in Options.parse(options).sides] == [
         ("today", "/t/python", {"X": "1"}, ""), ("new", "/t/python", {"X": "1"}, found["new"]),
     ]  # fmt: skip
     with pytest.raises(InputError, match="torch, aiter reads no such configs"):
-        request.options(asked, ["torch,aiter-triton,aiter"])
+        request.tuner_options(asked, ["torch,aiter-triton,aiter"])
 
 
 def test_the_compare_line_and_the_records_have_the_order_of_env(

@@ -17,7 +17,16 @@ from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan, make_work, memory_note, risk_notes, seconds_of
-from orchestrator.planning.roofline import CHIPS, EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
+from orchestrator.planning.roofline import (
+    CHIPS,
+    EFFICIENCY,
+    UNTUNED,
+    Forecast,
+    Worth,
+    estimate_worths,
+    measure_gain,
+    value_tiers,
+)
 from orchestrator.shapes.model import Key, Shape
 from tests.standins.aiter import make_tree
 from tests.support.command import command
@@ -221,7 +230,7 @@ def test_what_was_not_measured_is_guessed_and_marked_so() -> None:
     shapes = [Shape(1, BIG), Shape(2, (1, 8192, 8192)), Shape(3, (2, 8192, 8192))]
     calls = dict(zip((s.key for s in shapes), (10.0, 1000.0, 1.0), strict=True))
     forecast = Forecast(A8W8, {}, MI355X)
-    found = worths(shapes, calls, {BIG: 1e4, shapes[2].key: 0.001}, forecast, fixed={3})
+    found = estimate_worths(shapes, calls, {BIG: 1e4, shapes[2].key: 0.001}, forecast, fixed={3})
     assert (found[1].calls, found[1].now_us, found[1].measured) == (10.0, 1e4, True)
     assert found[1].expected_us == pytest.approx(bound_us(BIG) / EFFICIENCY)
     assert found[1].value == pytest.approx(10 * (1e4 - found[1].expected_us))
@@ -233,7 +242,7 @@ def test_what_was_not_measured_is_guessed_and_marked_so() -> None:
 def test_only_shapes_of_about_the_same_value_share_a_process_and_the_most_valuable_come_first() -> None:
     shapes = [Shape(i, (i, 64, 128)) for i in range(1, 9)] + [Shape(9, (1, 128, 128))]
     values = {1: 1.0, 2: 100.0, 3: 90.0, 4: 1.5, 5: 0.0, 6: 30.0, 7: 0.0, 8: 24.0, 9: 50.0}
-    assert tiers(values) == {1: 3, 2: 0, 3: 0, 4: 3, 5: 99, 6: 0, 7: 99, 8: 1, 9: 0}
+    assert value_tiers(values) == {1: 3, 2: 0, 3: 0, 4: 3, 5: 99, 6: 0, 7: 99, 8: 1, 9: 0}
     work = make_work(shapes, A8W8, FLAT, values=values)
     assert [({i for unit in w.units for i in unit}, w.tier) for w in work] == [
         ({2, 3, 6}, 0), ({9}, 0), ({8}, 1), ({1, 4}, 3), ({5, 7}, 99)
@@ -243,12 +252,12 @@ def test_only_shapes_of_about_the_same_value_share_a_process_and_the_most_valuab
 
 def test_what_is_won_and_what_is_left_of_it() -> None:
     of = {i: Worth(10.0, 20.0, 10.0, measured=i > 1) for i in range(1, 9)}
-    nothing = won(of, {})
+    nothing = measure_gain(of, {})
     assert (nothing.won_us, nothing.rest_us, nothing.share) == (0.0, 800.0, 0.0)
     assert (nothing.total_us, nothing.guessed_us) == (1600.0, 200.0)
-    some = won(of, {1: 15.0, 2: 30.0})
+    some = measure_gain(of, {1: 15.0, 2: 30.0})
     assert (some.won_us, some.rest_us) == (50.0, 600.0), "a slower winner replaces nothing"
-    many = won(of, dict.fromkeys(range(1, 5), 15.0), failed=[5])
+    many = measure_gain(of, dict.fromkeys(range(1, 5), 15.0), failed=[5])
     assert many.won_us == 200.0
     assert many.rest_us == pytest.approx(300.0 * 200 / 500), "the gains of settled shapes correct the expected rest"
-    assert won(of, dict.fromkeys(of, 20.0)).share == 1.0
+    assert measure_gain(of, dict.fromkeys(of, 20.0)).share == 1.0

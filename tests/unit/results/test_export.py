@@ -19,10 +19,10 @@ from orchestrator.paths import RunConfig, RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.export import candidates, export, provenance, winners
 from orchestrator.results.run_facts import RunFacts
-from orchestrator.tables.kinds import read_records
-from orchestrator.tables.locate import open_sources
+from orchestrator.tables.decision import Time, decide, spread_of_noisy
 from orchestrator.tables.merge import merge
-from orchestrator.tables.policy import Time, decide, spread_of_noisy
+from orchestrator.tables.merge_input import open_sources
+from orchestrator.tables.provenance import read_records
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from worker.protocol import FIELDS, record
 

@@ -19,7 +19,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, rows_to_check, write_rows
-from orchestrator.tables.locate import open_sources
+from orchestrator.tables.merge_input import open_sources
 from tests.support.ledger_kit import Run, ended, row, started
 from worker.protocol import TableKernel, record
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
-from orchestrator.tables.check import check
+from orchestrator.tables.check import check_tables
 from tests.unit.tables.test_tuned_db import HEADER
 from worker.families import FAMILIES
 
@@ -36,7 +36,7 @@ def cli(*words: object) -> Any:
 
 
 def found(path: Path) -> list[tuple[str, str]]:
-    (checked,), faults = check([path], None, 0.05)
+    (checked,), faults = check_tables([path], None, 0.05)
     assert not faults
     return sorted({(f.rule, f.level) for f in checked.findings})
 

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
-from orchestrator.tables.check import Build, check, verdict_of
+from orchestrator.tables.aiter_build import Build
+from orchestrator.tables.check import check_tables, verdict_of
 from tests.support.aiterbuild import A4W4, ASM, BLOCKSCALE, CK, CK2, CORE, line, text, tree, untuned
 
 BF16 = get_family("a16w16")
@@ -136,7 +137,7 @@ def test_a_package_that_dispatch_imports_has_to_be_in_the_image(tmp_path: Path, 
     path = table(tmp_path, line(BF16, M=1, libtype="flydsl", kernelName="flydsl_x1"), name=BF16.tuned_csv, of=BF16)
 
     def verdict(*, whole: bool) -> str:
-        return verdict_of(check([path], None, 0.05, Build(root, whole=whole))[0])
+        return verdict_of(check_tables([path], None, 0.05, Build(root, whole=whole))[0])
 
     assert verdict(whole=False) == "safe"  # a checkout: its packages are not known
     assert verdict(whole=True) == "unsafe"

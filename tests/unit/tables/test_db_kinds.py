@@ -13,8 +13,10 @@ from orchestrator.cli.app import app
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.tables.kinds import other_name, read_records
-from orchestrator.tables.merge import check_db, merge
+from orchestrator.tables.merge import merge
+from orchestrator.tables.mixing import table_beside
+from orchestrator.tables.provenance import read_records
+from orchestrator.tables.run_target import check_db
 from tests.support.aiterbuild import A4W4, ASM, CK, line, text
 
 TORCH, TRITON = "torch_lut256_t2", "triton_64x64x64_g8_k1_w4_s3"
@@ -77,7 +79,7 @@ def test_check_lists_the_rows_of_a_mixed_table(tmp_path: Path) -> None:
     ours = table(tmp_path / "aiter" / "configs" / A4W4.tuned_csv, TORCH)
     assert check(ours).exit_code == 1, "AITER reads the tables of this folder"
     assert check(table(tmp_path / "ours.csv", TORCH)).exit_code == 0
-    assert other_name(ours, "torch").parent == Path()
+    assert table_beside(ours, "torch").parent == Path()
 
 
 def test_tune_refuses_before_the_start(tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.journal import undo
-from orchestrator.tables.kinds import read_records, records_path
-from orchestrator.tables.locate import open_sources
+from orchestrator.tables.decision import MergePolicy, Time, decide
+from orchestrator.tables.kept_states import undo
 from orchestrator.tables.merge import MergeReport, merge
-from orchestrator.tables.policy import MergeRow, Newcomer, Policy, Time, decide
+from orchestrator.tables.merge_input import open_sources
+from orchestrator.tables.newcomers import MergeRow, Newcomer
+from orchestrator.tables.provenance import read_records, records_path
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
@@ -77,7 +78,7 @@ def cli(*words: object) -> Any:
     ],
 )
 def test_the_judge(
-    old: Time | None, new_time: Time, rival: Time | None, policy: Policy, action: str, judged: str
+    old: Time | None, new_time: Time, rival: Time | None, policy: MergePolicy, action: str, judged: str
 ) -> None:
     assert decide(old, new_time, is_key=True, rival=rival, policy=policy)[:2] == (action, judged)
 

@@ -21,7 +21,8 @@ from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, provenance
-from orchestrator.tables.checkout import Checkout, run_verify
+from orchestrator.tables.aiter_checks import run_verify
+from orchestrator.tables.checkout import Checkout
 from tests.paths import ROOT
 from tests.support import config_tree
 from tests.support.aiterbuild import (

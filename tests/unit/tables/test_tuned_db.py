@@ -24,7 +24,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape
 from orchestrator.tables import merge as merge_module
 from orchestrator.tables.merge import merge
-from orchestrator.tables.tuned import read_table
+from orchestrator.tables.table import read_table
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
 
@@ -176,8 +176,8 @@ def test_somebody_elses_change_during_the_merge_is_not_lost(tmp_path: Path, monk
         path.write_text(theirs)
         return parts(*args)
 
-    parts = merge_module._parts
-    monkeypatch.setattr(merge_module, "_parts", edit)
+    parts = merge_module._lines_by_place
+    monkeypatch.setattr(merge_module, "_lines_by_place", edit)
     with pytest.raises(TunedDBError, match="changed by another process"):
         merge([new(1, 5.0)], path, A8W8)
     assert path.read_text() == theirs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.node_plan import NodePlan, node_files
-from orchestrator.engine.docker import DockerOptions
+from orchestrator.engine.docker_options import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.tables.check import Build
-from orchestrator.tables.tuned import key_of
+from orchestrator.tables.aiter_build import Build
+from orchestrator.tables.keys import key_of
 from tests.support.aiterbuild import A4W4 as FAMILY
 from tests.support.aiterbuild import ASM, CK, CK2, line, text, tree
 from worker.aiter_tree import kernels

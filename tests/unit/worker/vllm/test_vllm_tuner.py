@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
 from orchestrator.families import backend_name, check_family, check_tuner_options, get_tuner
-from orchestrator.tables.kinds import kind_by_names
+from orchestrator.tables.row_kernels import kind_by_names
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer

@@ -1,0 +1,202 @@
+"""The rows that may stand in one tuned table.
+
+AITER stops at a kernel that it does not have, so a table holds rows of AITER's kernels or of our own tuners', never
+both; a row of unknown kind goes with either. Rows of chips that the table does not tell apart do not mix, nor do those
+of several images or tuner versions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.errors import TunedDBError
+from orchestrator.files.faults import listed
+from orchestrator.tables.keys import GFX_OF_CU_NUM, Place
+from orchestrator.tables.newcomers import Newcomer
+from orchestrator.tables.provenance import Record
+from orchestrator.tables.row_kernels import (
+    KERNEL_NAMES,
+    OWNER,
+    KernelKind,
+    describe_own,
+    kind_by_names,
+    kind_in,
+    kind_of,
+)
+from orchestrator.tables.table import Table, TableRow
+from worker.text import and_more, plural
+
+MAX_EXAMPLES = 5
+"""Most rows that a message names."""
+
+Chip = tuple[str, ...]
+"""gfx and cu_num, as a place begins."""
+
+
+def rows_by_kind(table: Table, known: Mapping[Place, Record]) -> dict[KernelKind, list[TableRow]]:
+    """The rows of a table by kind, in order. `known`: the records of its rows."""
+    rows: dict[KernelKind, list[TableRow]] = {}
+    name_columns = [table.header.index(name) for name in KERNEL_NAMES if name in table.header]
+    libtype_column = table.header.index("libtype") if "libtype" in table.header else None
+    for row in table.rows:
+        libtype = "" if libtype_column is None else row.cells[libtype_column]
+        kind = kind_by_names(libtype, *[row.cells[i] for i in name_columns])
+        if not kind and (record := known.get(row.place)):
+            kind = kind_in(record.document)
+        rows.setdefault(kind, []).append(row)
+    return rows
+
+
+def kind_of_table(table: Table, known: Mapping[Place, Record]) -> tuple[KernelKind, list[TableRow]]:
+    """The kind of a table, with its rows of that kind. Raises TunedDBError where it has rows of both."""
+    rows = rows_by_kind(table, known)
+    own = rows.get("own", [])
+    aiter = rows.get("aiter", [])
+    if own and aiter:
+        what = (
+            f"{table.path}: holds rows of AITER's ({len(aiter)}) and of gemmfleet's own tuners ({len(own)}):"
+            " AITER stops at the latter"
+        )
+        way_out = "delete these rows, or take an older version of the table (db undo)"
+        raise TunedDBError([what, *list_own_rows(table, own), way_out])
+    if own:
+        return "own", own
+    return ("aiter", aiter) if aiter else ("", [])
+
+
+def list_own_rows(table: Table, rows: Sequence[TableRow]) -> list[str]:
+    """The first rows of our own tuners, by file and line."""
+    return listed((f"{table.path}:{row.line}: {describe_own(table.cells(row))}" for row in rows), MAX_EXAMPLES)
+
+
+def refuse_other_rows(
+    table: Table, known: Mapping[Place, Record], best: Sequence[Newcomer], by_facts: Callable[[Newcomer], KernelKind]
+) -> None:
+    """Refuse newcomers that cannot stand in a table: those of a gfx that a table without a gfx column cannot tell from
+    others, those of another kind than its rows, and newcomers of both kinds.
+
+    `by_facts`: the kind of a newcomer by its record, if its kernel names leave it open. Raises TunedDBError, with rows
+    and the way out.
+    """
+    if "gfx" not in table.header:
+        _refuse_unclear_chips(table, best)
+    table_kind, _ = kind_of_table(table, known)
+    by_kind: dict[KernelKind, list[Newcomer]] = {}
+    for new in best:
+        by_kind.setdefault(kind_of(new.cells) or by_facts(new), []).append(new)
+    expected = table_kind or ("aiter" if "aiter" in by_kind else "own")
+    wrong: KernelKind = "own" if expected == "aiter" else "aiter"
+    if wrong not in by_kind or not (table_kind or expected in by_kind):
+        return
+    what = "is given rows of AITER's and of gemmfleet's own tuners"
+    if table_kind:
+        what = f"is a table of {OWNER[table_kind]} kernels"
+    rows = by_kind[wrong]
+    refusal = (
+        f"{table.path}: {what}, and {plural(len(rows), 'newcomer is', 'newcomers are')} of {OWNER[wrong]} kernels:"
+        " AITER stops at a name that it has no kernel of, so a table is never both"
+    )
+    examples = listed((f"{new.place}: {new.kernel[:100]}" for new in rows), MAX_EXAMPLES)
+    way_out = f"merge them into a table of their own, such as {table_beside(table.path, wrong)}"
+    raise TunedDBError([refusal, *examples, way_out])
+
+
+def _refuse_unclear_chips(table: Table, best: Sequence[Newcomer]) -> None:
+    """Raise TunedDBError for newcomers whose gfx is not the one that AITER takes their cu_num for."""
+    unclear = set()
+    for new in best:
+        gfx, cu_num, *_ = new.key
+        if gfx != GFX_OF_CU_NUM.get(int(cu_num)):
+            unclear.add(f"{gfx} with cu_num {cu_num}")
+    if unclear:
+        raise TunedDBError(
+            f"{table.path}:1: has no gfx column, so rows of {', '.join(sorted(unclear))} cannot be distinguished from"
+            " others in it; give the table a gfx column, or merge into another file"
+        )
+
+
+def table_beside(path: Path, word: str) -> Path:
+    """A file for rows of the other kind than a table's: beside it, but in no folder whose tables AITER merges."""
+    folder = Path() if in_aiter(path) else path.parent
+    return folder / f"{path.stem}_{word}{path.suffix or '.csv'}"
+
+
+def in_aiter(path: Path) -> bool:
+    """True where a table lies in a folder whose tables AITER merges by itself."""
+    return path.parent.name in ("configs", "model_configs")
+
+
+def check_versions(
+    path: Path, known: Mapping[Place, Record], places: Collection[Place], new: Mapping[Place, Record], *, allowed: bool
+) -> list[str]:
+    """Notes on the images and tuner versions that a table gets. `places`: its old rows; `known`: the records of those
+    that are known; `new`: the records of the rows to write. A field that no row has is not noted.
+
+    Raises TunedDBError where image or tuner version are known on both sides and differ, unless that is `allowed`.
+    """
+    chips = {_chip_of(place) for place in new}
+    old_places = [place for place in places if place not in new and _chip_of(place) in chips]
+    faults: list[str] = []
+    unknown: dict[str, list[str]] = {}
+    way_out = "merge into a table of their own, or give --allow-mixed to `db merge`"
+    for field, words in (("image", "images"), ("tuner", "tuner versions")):
+        old_versions = _versions_by_chip(field, old_places, known)
+        new_versions = _versions_by_chip(field, new, new)
+        for chip in sorted(chips):
+            old = set(old_versions[chip]) - {""}
+            coming = set(new_versions[chip]) - {""}
+            if len(coming) > 1:
+                way_out = "give --allow-mixed to `db merge`"
+            if len(coming) > 1 or (old and not coming <= old):
+                faults.append(f"{path}: {words} would mix on {_describe_mix(chip, old, coming)}")
+        rows = [*_count_unknown("new", new_versions), *_count_unknown("old", old_versions)]
+        is_known = any(_has_known(versions) for versions in (old_versions, new_versions))
+        if rows and is_known:
+            unknown.setdefault(" and ".join(rows), []).append(field)
+    if faults and not allowed:
+        raise TunedDBError([*faults, way_out])
+    return [*faults, *(_note_on_trust(path, rows, fields) for rows, fields in unknown.items())]
+
+
+def _chip_of(place: Place) -> Chip:
+    return tuple(place.split(",", 2)[:2])
+
+
+def _versions_by_chip(field: str, places: Iterable[Place], records: Mapping[Place, Record]) -> dict[Chip, Counter[str]]:
+    """The number of rows of each version, "" for those of which it is not known."""
+    versions: dict[Chip, Counter[str]] = defaultdict(Counter)
+    for place in places:
+        record = records.get(place)
+        versions[_chip_of(place)][record.text(field) if record else ""] += 1
+    return versions
+
+
+def _has_known(versions: Mapping[Chip, Counter[str]]) -> bool:
+    return any(set(counts) - {""} for counts in versions.values())
+
+
+def _describe_mix(chip: Chip, old: set[str], coming: set[str]) -> str:
+    gfx, cu_num = chip
+    where = gfx if cu_num == "0" else f"{gfx} with cu_num {cu_num}"
+    sides = "the newcomers are of"
+    if old:
+        sides = f"the table's rows are of {_name_some(old)}, the newcomers of"
+    return f"{where}: {sides} {_name_some(coming)}"
+
+
+def _name_some(versions: Iterable[str]) -> str:
+    return and_more([version[:80] for version in sorted(versions)], 3)
+
+
+def _count_unknown(word: str, versions: Mapping[Chip, Counter[str]]) -> list[str]:
+    """`3 of 5 new rows`, if the version of any is not known."""
+    unknown = sum(counts[""] for counts in versions.values())
+    total = sum(counts.total() for counts in versions.values())
+    return [f"{unknown} of {plural(total, f'{word} row')}"] if unknown else []
+
+
+def _note_on_trust(path: Path, rows: str, fields: Sequence[str]) -> str:
+    verb = "is" if len(fields) == 1 else "are"
+    return f"{path}: the {' and the '.join(fields)} of {rows} {verb} not known: that they match is taken on trust"
