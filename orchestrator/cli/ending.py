@@ -10,12 +10,13 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.printer import MOST_ROWS, Cell, Page, plain
+from orchestrator.cli.printer import plain
 from orchestrator.command_hints import command
 from orchestrator.controller.drive import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState, keeps_today
+from orchestrator.pages import MOST_ROWS, Cell, Page
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.reasons import Reason
 from orchestrator.results.bench import BenchResults, Result, fastest

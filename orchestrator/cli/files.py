@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from orchestrator.cli.options import BuildNodesOpt, BuildOpt, RunsOpt, TableFamilyOpt
-from orchestrator.cli.printer import Page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
+from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from worker.text import LEVELS, plural
 

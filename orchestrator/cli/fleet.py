@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
-from orchestrator.cli.printer import Page, plain
+from orchestrator.cli.printer import plain, print_page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, InventoryError
+from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
@@ -201,7 +202,7 @@ def check_inventory(
         unset = inventories.unset_variables(path) if env else {}
         faults = [*e.faults, *(fault for name, fault in unset.items() if f"{{env:{name}}}" not in str(e))]
         if json_:
-            Page({"ok": False, "file": str(path), "faults": faults}).print(as_json=True)
+            print_page(Page({"ok": False, "file": str(path), "faults": faults}), as_json=True)
         raise InventoryError(faults) from e
     nodes = [_about(node) for node in found.nodes.values()]
     fleet = {"family": found.defaults.family, "tuner": found.defaults.tuner}

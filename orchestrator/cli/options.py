@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
-from orchestrator.cli.printer import Page
+from orchestrator.cli.printer import finish_page
+from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS
 
 RunArg = Annotated[
@@ -121,7 +122,7 @@ def flat(command: Callable[..., Page | None]) -> Callable[..., None]:
         for name, group in groups.items():
             given[name] = group(**{option: given.pop(option) for option in group._fields})
         page = command(**given)
-        if page is not None and (code := page.finish(as_json=as_json)):
+        if page is not None and (code := finish_page(page, as_json=as_json)):
             raise typer.Exit(code)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__

@@ -21,9 +21,10 @@ from orchestrator.cli.options import (
     RunsOpt,
     TableFamilyOpt,
 )
-from orchestrator.cli.printer import Page, plain
+from orchestrator.cli.printer import page_as_markdown, plain, print_page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError
+from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunConfig, find_run
 from worker.text import and_more, plural
 
@@ -113,9 +114,9 @@ def analyze(
         write_csv(found, text)
         print("".join(f"note: {plain(note)}\n" for note in found["notes"]), end="", file=sys.stderr)
     elif form is Format.MARKDOWN:
-        text.write(page.markdown())
+        text.write(page_as_markdown(page))
     else:
-        page.print(as_json=form is Format.JSON, to=text if out else sys.stdout)
+        print_page(page, as_json=form is Format.JSON, to=text if out else sys.stdout)
     if out is None:
         print(end=text.getvalue())
         return
@@ -202,7 +203,7 @@ def compare(
     )  # fmt: skip
     report = Page(found, found["exit_code"])
     output.add_comparison(report, found)
-    text = report.markdown()
+    text = page_as_markdown(report)
     comparison.write(found, out, again)
     if page:
         write_output(page, text)

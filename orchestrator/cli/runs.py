@@ -21,9 +21,10 @@ from orchestrator.cli.options import (
     RunsOpt,
     UntilGainOpt,
 )
-from orchestrator.cli.printer import Page, plain
+from orchestrator.cli.printer import plain, print_page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
+from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunConfig, find_run, list_runs
 from worker.text import plural
 
@@ -226,7 +227,7 @@ def prune(
         page.line(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {plural(s.counts.tuned, 'shape')} done)")
     if not (old and yes):
         page.line("run it again with --yes to remove them" if old else "nothing to remove")
-    page.print()
+    print_page(page)
 
 
 def report(

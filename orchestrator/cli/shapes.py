@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
-from orchestrator.cli.printer import Page
+from orchestrator.cli.printer import print_page
 from orchestrator.errors import InputError
 from orchestrator.families import PadLevel, get_family, grid_point
+from orchestrator.pages import Page
 from orchestrator.shapes.model import Key, Shape, describe, finished, render_shapes, write_list
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
@@ -59,7 +60,7 @@ def check(
         found = read_shapes(file, of)
     except InputError as e:
         if json_:
-            Page({"ok": False, "file": str(file), "family": name, "faults": e.faults}).print(as_json=True)
+            print_page(Page({"ok": False, "file": str(file), "family": name, "faults": e.faults}), as_json=True)
         raise
     at = of.key_names.index(of.m_column)
     m = [int(s.key[at]) for s in found.shapes]

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from orchestrator.cli.options import DriveOptions, FamilyOpt, GpuHoursOpt, InventoryOpt, RunOptions, UntilGainOpt
-from orchestrator.cli.printer import Page, plain
+from orchestrator.cli.printer import plain, print_page
 from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY, flags, in_words
+from orchestrator.pages import Page
 from orchestrator.paths import RunPaths
 from worker.text import plural
 
@@ -298,7 +299,7 @@ def recheck(
     page, made, code = _page(found), [paths], EXIT[state]
     if code == 0 and found.to_tune and not only_check:
         if not run.json_:
-            page.print()
+            print_page(page)
         queued, config = paths.root / "queued.csv", prepared.config
         write_list(queued, [r.key for r in found.to_tune], prepared.family)
         again = tuning.run_request(

@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.printer import Page, plain
+from orchestrator.cli.printer import plain, print_page
 from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, OrchestratorError, RunBusyError
+from orchestrator.pages import Page
 from orchestrator.paths import RunPaths, holder, leave_request
 from orchestrator.shapes.model import describe
 from orchestrator.view.words import left_words, wait_words
@@ -222,7 +223,7 @@ def start_each(prepared: Sequence[Prepared], options: RunOptions) -> Page:
             errors.append(pages[-1].error)
             pages[-1].error = None
         if not options.json_:
-            pages[-1].print()
+            print_page(pages[-1])
         if pages[-1].code == EXIT["interrupted"]:
             break
     runs: list[Any] = [p.document for p in pages]
@@ -358,7 +359,7 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
     state, nodes = _farewell(paths)
     if not controller and state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values()):
         _add_cancelled(page, paths, state, _looked_at_again(paths, nodes, settings))
-        page.print()
+        print_page(page)
         return
     if controller:
         leave_request(paths.requests, "cancel")
@@ -374,7 +375,7 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
         drive(paths, make_view(quiet=True), cancel=True, settings=settings)
         page.line(f"run {paths.root.name}: no controller was driving it")
     _add_cancelled(page, paths, *_farewell(paths))
-    page.print()
+    print_page(page)
 
 
 def _looked_at_again(

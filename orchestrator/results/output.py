@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from orchestrator.families import label
+from orchestrator.pages import ALL, Cell, Page
 from orchestrator.results.analyze import LEAD, OFF, device_text, spread_of
 from orchestrator.results.compare import AGAIN_BOUND
 from orchestrator.results.comparison import percent
@@ -13,25 +14,6 @@ from worker.text import and_more, plural
 
 _STYLES = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green",
            "ignored": "dim"}  # fmt: skip
-Cell = str | tuple[str, str]
-
-
-class Page(Protocol):
-    """A page that takes sentences and tables (`cli.printer`)."""
-
-    def line(self, *texts: str) -> None: ...
-
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[Cell]],
-        what: str = "row",
-        *,
-        right: Sequence[str] = (),
-        most: int = 40,
-        more: str = "",
-    ) -> None: ...
-
 
 MOST_ROWS = 60
 MEANS = {"machine": "another machine", "method": "measured differently", "other": "differs too", "test": "under test"}
@@ -54,7 +36,6 @@ MOST_WRONG = 100
 """Rows beyond the error ratio that are listed."""
 MOST_PAIRS = 28
 """Pairs of backends that are listed: all of eight backends."""
-ALL = "all with --json"
 
 
 def add_analysis(page: Page, of: Mapping[str, Any], most: int) -> None:

@@ -13,6 +13,7 @@ from orchestrator.cli import (
     ending,  # noqa: F401 - imported once, for all that are forked
     tuning,
 )
+from orchestrator.cli.printer import finish_page
 from orchestrator.controller.drive import DriveSettings
 from orchestrator.controller.messages import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
@@ -39,7 +40,8 @@ def main(request: Mapping[str, Any]) -> int:
         if request["what"] == "cancel":
             tuning.cancel(paths, settings)
             return 0
-        return tuning.drive_here(paths, json_=False, retry=tuple(request["retry"]), settings=settings).finish()
+        page = tuning.drive_here(paths, json_=False, retry=tuple(request["retry"]), settings=settings)
+        return finish_page(page)
     except OrchestratorError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from orchestrator.cli import tuning
 from orchestrator.cli.app import app
 from orchestrator.cli.ending import next_lines, next_steps
+from orchestrator.cli.printer import print_page
 from orchestrator.command_hints import called, command, program
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths, run_lock
@@ -245,7 +246,7 @@ def test_detach_says_what_became_of_the_controller(
     document: Any = page.document
     pid = document["pid"]
     try:
-        page.print()
+        print_page(page)
         assert capsys.readouterr().err.startswith(says.format(pid=pid))
     finally:
         with contextlib.suppress(ProcessLookupError):

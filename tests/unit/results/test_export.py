@@ -13,8 +13,9 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.cli.ending import add_winners
-from orchestrator.cli.printer import Page
+from orchestrator.cli.printer import page_as_markdown
 from orchestrator.errors import InputError
+from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.export import RunFacts, candidates, export, provenance, winners
@@ -139,7 +140,7 @@ def test_a_winner_is_noisy_if_its_last_time_differs_from_its_first(
         assert [shown] == [r["spread"] for r in winners(run.ledger)] == [spread if event.noisy else last[1]]
         add_winners(page := Page(), run.ledger.winners(), {}, run.ledger.noisy())
     notes = ["noisy"] * event.noisy + ["keeps today's entry"] * (config == KEPT)
-    assert re.findall("noisy|keeps today's entry", page.markdown()) == notes
+    assert re.findall("noisy|keeps today's entry", page_as_markdown(page)) == notes
 
 
 @pytest.mark.parametrize(("old", "action"), [(None, "added"), (44.5, "replaced"), (44.4, "kept"), (11.0, "kept")])
