@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import Literal, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.files.faults import escaped
 from orchestrator.pages import Cell, Grid, Page
 from worker.text import uncoloured
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 PIPE_WIDTH = 10_000
 """Columns of output that does not go to a terminal. Nothing is wrapped or cut there."""
@@ -39,8 +39,6 @@ def plain(text: str, limit: int | None = None) -> str:
 
 def console(to: TextIO | None = None) -> Console:
     """Return a console on `to` (default: standard output). If that is not a terminal, it is wide and cuts nothing."""
-    from rich.console import Console
-
     if (to or sys.stdout).isatty():
         return Console(file=to, highlight=False, markup=False)
     return Console(file=to, width=PIPE_WIDTH, no_color=True, highlight=False, markup=False)
@@ -84,9 +82,6 @@ def page_as_markdown(page: Page) -> str:
 def terminal_table(grid: Grid, room: int) -> Table:
     """Return the table for a terminal with `room` columns, without lines. If it is too wide, its widest column is
     folded. If it is still too wide, rows continue on the next line. Nothing is cut."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, header_style="bold", padding=(0, 1), caption=grid.caption or None)
     widths = [max(len(name), *(len(_text_of(row[i])) for row in grid.rows)) for i, name in enumerate(grid.columns)]
     widest = max(widths)

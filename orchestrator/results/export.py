@@ -21,6 +21,7 @@ from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, redacted
+from orchestrator.results.run_results import RunResults
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.policy import Newcomer
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN, Key, KeyFault, key_of, number_of
@@ -28,60 +29,60 @@ from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
 
 
-def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) -> None:
-    """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and provenance.json as the ledger is now.
+def export(results: RunResults, paths: RunPaths, provenance: dict[str, Any]) -> None:
+    """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and provenance.json.
 
     Raises OSError.
     """
+    ledger = results.ledger
     if recorded_tuner(ledger.meta("tuner", "")).side_by_side:  # no winners of a search: backends side by side
         BenchResults.of_run(ledger, paths, provenance["options"]).write()
     else:
-        write_tuned(ledger, paths)
-        write_profile(ledger, paths.profile)
+        write_tuned(results, paths)
+        write_profile(results, paths.profile)
     if recorded_tuner(ledger.meta("tuner", "")).produces == "configs":
         provenance["configs"] = write_configs(ledger, paths.root)
-    write_failed(ledger, paths)
+    write_failed(results, paths)
     write_atomic(paths.provenance, render(provenance) + "\n")
 
 
-def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
+def write_tuned(results: RunResults, paths: RunPaths) -> None:
     """Write tuned.csv: exactly the shapes tuned in this run, in the family's columns, in the order of the shapes."""
-    _write(
-        paths.tuned, ledger.family.aiter_header, (tuned_columns(r, ledger.family).values() for r in ledger.winners())
-    )
+    rows = (tuned_columns(row, results.family).values() for row in results.winners)
+    _write(paths.tuned, results.family.aiter_header, rows)
 
 
-def write_profile(ledger: LedgerReader, path: Path) -> None:
+def write_profile(results: RunResults, path: Path) -> None:
     """Write every candidate, measured or not (us -1), in the order of arrival."""
-    _write(path, (*ledger.family.aiter_header, *PROFILE_EXTRA), (row.values() for row in candidates(ledger)))
+    _write(path, (*results.family.aiter_header, *PROFILE_EXTRA), (row.values() for row in candidates(results)))
 
 
-def winners(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
+def winners(results: RunResults) -> Iterator[dict[str, Any]]:
     """The rows of the shapes tuned in a run as a merge takes them, each with its spread."""
-    noisy = ledger.noisy()
-    for row in ledger.winners():
-        spread = noisy.get(row.shape) or row.row.get("spread", 0.0)
+    for row in results.winners:
+        spread = results.noisy.get(row.shape) or row.row.get("spread", 0.0)
         place = {"attempt": row.attempt, "node": row.node, "slot": row.slot, "spread": spread}
-        yield tuned_columns(row, ledger.family) | place
+        yield tuned_columns(row, results.family) | place
 
 
-def candidates(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
+def candidates(results: RunResults) -> Iterator[dict[str, Any]]:
     """The rows of profile.csv: those of every candidate. The spread of a noisy winner covers its first time too."""
-    settled, noisy = {w.id for w in ledger.winners()}, ledger.noisy()
-    unsure = {s.id for s in ledger.shapes("tuned") if s.confirmed is False}
-    for r in ledger.profile_rows():
+    settled = {winner.id for winner in results.winners}
+    noisy = results.noisy
+    unsure = {shape.id for shape, _ in results.unconfirmed}
+    for r in results.ledger.profile_rows():
         shown = {n: no_formula(v) if isinstance(v := r.row.get(n), str) else v for n in SHOWN}
         if r.id in settled and r.shape in noisy:
             shown["spread"] = noisy[r.shape]
         marks = {"winner": int(r.id in settled), "unconfirmed": int(r.id in settled and r.shape in unsure)}
         place = {"attempt": r.attempt, "node": r.node, "slot": r.slot}
-        yield tuned_columns(r, ledger.family) | place | shown | marks
+        yield tuned_columns(r, results.family) | place | shown | marks
 
 
-def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:
+def write_failed(results: RunResults, paths: RunPaths) -> None:
     """Write failed.csv: the shapes without a winner, each with the reason and the place of its last attempt."""
-    rows = ((*s.key, s.reason, no_formula(s.detail), s.node, s.attempts) for s in ledger.failed())
-    _write(paths.failed, (*ledger.family.key_names, *FAILED_EXTRA), rows)
+    rows = ((*s.key, s.reason, no_formula(s.detail), s.node, s.attempts) for s in results.failed)
+    _write(paths.failed, (*results.family.key_names, *FAILED_EXTRA), rows)
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -105,9 +106,10 @@ def unpromised(ledger: LedgerReader) -> list[str]:
 
 
 def provenance(
-    ledger: LedgerReader, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = ""
+    results: RunResults, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = ""
 ) -> dict[str, Any]:
     """The document of provenance.json (docs/reference/files.md). References to the environment stay references."""
+    ledger = results.ledger
     bench = recorded_tuner(ledger.meta("tuner", "")).side_by_side
     return {
         "format": FORMAT,
@@ -129,7 +131,8 @@ def provenance(
         "devices": [{"node": s.node, "slot": s.slot, "device": s.device, "worker": s.info} for s in ledger.slots()],
         "images": {s.node: s.info["image"] for s in ledger.slots() if s.info.get("image")},
         "measured_on": [
-            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n} for gfx, cu_num, node, n in measured_on(ledger)
+            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n}
+            for gfx, cu_num, node, n in measured_on(results.winners)
         ],
         "shared": [
             {"node": node.name, "since": utc(t), "with": why}
@@ -138,7 +141,7 @@ def provenance(
             if to == "shared"
         ],
         "unpromised": unpromised(ledger),
-        "counts": ledger.counts().to_json(),
+        "counts": results.counts.to_json(),
         "failures": ledger.failures(),
         "unconfirmed": [
             {
@@ -149,16 +152,16 @@ def provenance(
                 "why": u.detail,
                 "withheld": [w.to_json() for w in left_out[:MOST_WITHHELD]],
             }
-            for u, left_out in ledger.unconfirmed()
+            for u, left_out in results.unconfirmed
         ],
         "withheld": _withheld(ledger),
         "spent_s": {k: round(v, 3) for k, v in sorted(ledger.spent().items())},
     }
 
 
-def measured_on(ledger: LedgerReader) -> list[tuple[str, int, str, int]]:
+def measured_on(winners: Iterable[ProfileRow]) -> list[tuple[str, int, str, int]]:
     """(gfx, cu_num, node, number of winners) of the devices that have some."""
-    found = Counter((w.gfx, w.cu_num or 0, w.node) for w in ledger.winners())
+    found = Counter((w.gfx, w.cu_num or 0, w.node) for w in winners)
     return [(*device, n) for device, n in sorted(found.items())]
 
 
@@ -189,19 +192,22 @@ _COUNTS = "SELECT attempt, shape, count(*), sum(status <> 'ok') FROM rows WHERE 
 
 
 class RunFacts:
-    """The fields of a newcomer's record, from the run's ledger and its provenance.json; callable.
+    """The fields of a newcomer's record, from the run's results (by default: as its ledger has them) and its
+    provenance.json; callable.
 
     A run without a ledger (collected from elsewhere) gives what its provenance.json says.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, results: RunResults | None = None) -> None:
         self._run = RunPaths(folder)
         self._of_run = _of_run(self._run)
         self._by_key: dict[Key, tuple[float, dict[str, Any]]] = {}
-        if self._run.ledger.is_file():
+        if results is not None:
+            self._take(results)
+        elif self._run.ledger.is_file():
             try:
                 with LedgerReader.open_readonly(self._run.ledger) as ledger:
-                    self._read(ledger)
+                    self._take(RunResults.read(ledger))
             except OrchestratorError as e:
                 self._of_run["note"] = f"the ledger could not be read: {e}"[:200]
 
@@ -212,13 +218,13 @@ class RunFacts:
         beside = {n: new.cells[n] for n in ("attempt", "node", "slot") if new.cells.get(n)}
         return {**self._of_run, **(facts if same else beside)}
 
-    def _read(self, ledger: LedgerReader) -> None:
-        family, tuner = ledger.family, str(ledger.meta("tuner") or "")
+    def _take(self, results: RunResults) -> None:
+        ledger, family = results.ledger, results.family
+        tuner = str(ledger.meta("tuner") or "")
         slots = {(s.node, s.slot): s for s in ledger.slots()}
         reports = ledger.reports()
         counts = {(a, s): (n, bad) for a, s, n, bad in ledger.query(_COUNTS)}
-        noisy = ledger.noisy()
-        for row in ledger.winners():
+        for row in results.winners:
             cells = {name: cell(value) for name, value in tuned_columns(row, family).items()}
             try:
                 key = key_of(cells, family)
@@ -228,7 +234,7 @@ class RunFacts:
             if us is not None:
                 facts = _facts(row, slots.get((row.node, row.slot)), reports.get(row.attempt, NO_REPORT), tuner)
                 tried, failed = counts.get((row.attempt, row.shape), (None, None))
-                spread = noisy.get(row.shape) or facts["spread"]
+                spread = results.noisy.get(row.shape) or facts["spread"]
                 self._by_key[key] = (us, {**facts, "spread": spread, "tried": tried, "failed": failed})
 
 

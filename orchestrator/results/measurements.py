@@ -35,6 +35,7 @@ from orchestrator.files.write import write_csv
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
+from orchestrator.results.run_results import RunResults
 from orchestrator.shapes.model import Key
 from orchestrator.tables.locate import family_of, locate, provenance_of
 from worker.families import FAMILIES, Column, Family
@@ -156,7 +157,7 @@ class _Finder:
                 self.file(paths.profile, family)
             else:
                 live = self._aside / f"{len(self.found)}-profile.csv"
-                write_profile(ledger, live)
+                write_profile(RunResults.read(ledger), live)
                 self.file(live, family, f"ledger of {paths.run}")
                 ended = "has not ended: what its ledger holds"
                 self.notes.append(

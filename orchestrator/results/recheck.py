@@ -279,11 +279,10 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
 MOST_NAMED = 4
 
 
-def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
-    """The gain over the median candidate, for each of these shapes that has other candidates (1.0: the choice made no
-    difference). Candidates are the correct ones of the settling attempt, with their first measurements."""
-    wanted = set(shapes)
-    won = {w.shape: w for w in ledger.winners() if w.shape in wanted}
+def gains(ledger: LedgerReader, winners: Sequence[ProfileRow]) -> dict[int, float]:
+    """The gain over the median candidate, by shape, for each of these winners that has other candidates (1.0: the
+    choice made no difference). Candidates are the correct ones of the settling attempt, with their first times."""
+    won = {w.shape: w for w in winners}
     marks = ", ".join(map(str, map(int, won)))
     rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({marks})")
     beside: dict[int, list[float]] = {}

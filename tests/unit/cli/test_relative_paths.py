@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from orchestrator.cli.app import app
+from orchestrator.cli.app import app, load_command
 from tests.support.aiterbuild import A4W4, CK, checkout, line, text
 from tests.support.aiterbuild import tree as aiter_tree
 from tests.support.command import Done, command
@@ -152,7 +152,8 @@ def options_with_paths() -> Iterator[tuple[str, list[str]]]:
     root: Any = typer.main.get_command(app)
     for name, entry in root.commands.items():
         for full, leaf in [(f"{name} {n}", c) for n, c in getattr(entry, "commands", {}).items()] or [(name, entry)]:
-            hints = inspect.signature(leaf.callback).parameters
-            named = [p.opts[-1] for p in leaf.params if p.name in hints and "Path" in str(hints[p.name].annotation)]
+            command = load_command(leaf)
+            hints = inspect.signature(command.callback).parameters
+            named = [p.opts[-1] for p in command.params if p.name in hints and "Path" in str(hints[p.name].annotation)]
             if named:
                 yield full, named
