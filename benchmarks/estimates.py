@@ -22,7 +22,8 @@ from orchestrator.paths import RunConfig, list_runs
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
-from orchestrator.view.status import RunHeader, time_left
+from orchestrator.view.header import RunHeader
+from orchestrator.view.time_left import time_left
 from tests.support.books import records
 
 Job = list[tuple[int, int, int]]

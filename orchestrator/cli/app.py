@@ -1,8 +1,13 @@
-"""The command line: every command under its heading, in the order of `--help`."""
+"""The command line as typer runs it: a group that lists commands from the table, and imports the one that is typed.
+
+`gemmfleet db merge` takes three steps: the root group finds `db` in the table; its group finds `merge`; and
+`load_command` imports `orchestrator.cli.db` and makes a typer command of `merge_tables`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -10,8 +15,12 @@ import typer.completion
 import typer.core
 
 from orchestrator import __version__
-from orchestrator.cli import files, fleet, results, runs, shapes, tune
-from orchestrator.cli.options import flat
+from orchestrator.cli.commands import HEADINGS, CommandEntry, GroupEntry
+
+WIDEST_NAME = 30
+"""Texts of a help page begin at the same column, unless a name is longer than this."""
+SUMMARY_LIMIT = 100
+"""Characters of a command's line in a list of commands. No line of the table is longer."""
 
 
 class _WithHelp:
@@ -36,6 +45,14 @@ class Command(_WithHelp, typer.core.TyperCommand):
         _write(formatter, sections)
 
 
+class ListedCommand(Command):
+    """A command as lists and completion show it: name, heading and summary. `load_command` makes the one that runs."""
+
+    def __init__(self, entry: CommandEntry, heading: str | None) -> None:
+        super().__init__(entry.name, help=entry.summary, rich_help_panel=heading)
+        self.entry = entry
+
+
 class Group(_WithHelp, typer.core.TyperGroup):
     """A group whose commands are listed under the headings that they name (`rich_help_panel`), in plain text."""
 
@@ -44,38 +61,78 @@ class Group(_WithHelp, typer.core.TyperGroup):
         sections: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
-            heading = getattr(command, "rich_help_panel", None) or "Commands"
-            sections.setdefault(heading, []).append((name, command.get_short_help_str(limit=100)))
+            heading = command.rich_help_panel or "Commands"
+            sections.setdefault(heading, []).append((name, command.get_short_help_str(limit=SUMMARY_LIMIT)))
         _write(formatter, sections)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return (name, command, other words) of what was typed, with the command that runs for the listed one."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load_command(command) if isinstance(command, ListedCommand) else command, rest
+
+
+class RootGroup(Group):
+    """`gemmfleet` itself: typer makes it from `app`, and its commands come from the table."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for heading, entries in HEADINGS.items():
+            self.commands.update(_listed(entries, heading))
 
 
 def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
-    width = max(len(name) for rows in sections.values() for name, _ in rows)
+    widest = max(len(name) for rows in sections.values() for name, _ in rows)
+    width = min(widest, WIDEST_NAME)
     for heading, rows in sections.items():
         if rows:
             with formatter.section(heading):
-                formatter.write_dl([(f"{name:{min(width, 30)}}", text) for name, text in rows])
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
-def _typer(name: str, summary: str) -> typer.Typer:
-    return typer.Typer(
-        name=name,
-        cls=Group,
-        help=summary,
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
+def _listed(entries: Iterable[CommandEntry | GroupEntry], heading: str | None) -> dict[str, Any]:
+    """Return the commands and groups of the table, by name, without importing a command's module."""
+    commands: dict[str, Any] = {}
+    for entry in entries:
+        if isinstance(entry, CommandEntry):
+            commands[entry.name] = ListedCommand(entry, heading)
+        else:
+            commands[entry.name] = Group(
+                name=entry.name,
+                help=entry.summary,
+                commands=_listed(entry.commands, None),
+                no_args_is_help=True,
+                rich_markup_mode=None,
+                rich_help_panel=heading,
+            )
+    return commands
 
 
-app = _typer("gemmfleet", "Tune GPU GEMM kernels across a fleet, and explain every shape that failed.")
+def load_command(listed: ListedCommand) -> Any:
+    """Import the module of a listed command, and return the typer command that parses its words and runs it."""
+    from orchestrator.cli.options import typer_function  # it brings the printer, which a list of commands does not need
+
+    module, _, name = listed.entry.function.partition(":")
+    function = getattr(import_module(f"orchestrator.cli.{module}"), name)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(listed.name, cls=Command)(typer_function(function))
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    name="gemmfleet",
+    cls=RootGroup,
+    help="Tune GPU GEMM kernels across a fleet, and explain every shape that failed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 # registers the shells that typer completes; the options of its own would load pydantic in every command
 typer.completion.get_completion_inspect_parameters()
 
 
-def _version(given: bool) -> None:
-    if given:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"gemmfleet {__version__}")
         raise typer.Exit
 
@@ -95,46 +152,3 @@ def root(
     ),
 ) -> None:
     """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
-
-
-def _add(to: typer.Typer, heading: str | None, /, **commands: Callable[..., Any]) -> None:
-    """Add commands to a group, each by the name that is typed."""
-    for name, command in commands.items():
-        to.command(name.rstrip("_").replace("_", "-"), cls=Command, rich_help_panel=heading)(flat(command))
-
-
-def _add_group(heading: str, name: str, summary: str, **commands: Callable[..., Any]) -> None:
-    group = _typer(name, summary)
-    _add(group, None, **commands)
-    app.add_typer(group, rich_help_panel=heading)
-
-
-_add(
-    app, "Tune", tune=tune.tune, recheck=tune.recheck, bench=tune.bench, resume=runs.resume, retry=runs.retry,
-    cancel=runs.cancel,
-)  # fmt: skip
-_add(app, "Look", status=runs.status, logs=runs.logs, explain=runs.explain)
-_add_group("Look", "runs", "List runs, and remove old ones.", list=runs.list_, prune=runs.prune)
-_add(
-    app, "Results", analyze=results.analyze, compare=results.compare, report=runs.report, gain=results.gain,
-    verify=results.verify, publish=results.publish,
-)  # fmt: skip
-_add_group(
-    "Fleet", "nodes", "Check nodes; add them to a running run, or drain them.", check=fleet.check_nodes, add=fleet.add,
-    drain=fleet.drain,
-)  # fmt: skip
-_add(app, "Fleet", selftest=fleet.selftest)
-_add_group("Fleet", "inventory", "Check an inventory, or print its JSON schema.", check=fleet.check_inventory)
-_add_group("Fleet", "image", "Build an image with AITER on your own base.", build=fleet.build_image)
-_add_group(
-    "Files", "shapes", "Make and check shape lists.", check=shapes.check, from_model=shapes.from_model,
-    from_log=shapes.from_log, capture=shapes.capture,
-)  # fmt: skip
-_add_group(
-    "Files", "db", "Merge, check, compare, export and restore tuned tables.", merge=files.merge, check=files.check,
-    diff=files.diff, undo=files.undo, export=files.export,
-)  # fmt: skip
-_add_group(
-    "Files", "configs", "Merge, check and restore Triton configs of AITER and vLLM.", merge=files.merge_configs,
-    undo=files.undo_configs, check=files.check_configs,
-)  # fmt: skip

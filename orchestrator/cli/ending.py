@@ -1,284 +1,263 @@
-"""Report at the end of a run or a bench: results, failures with reasons, files, exit code, and the next commands."""
+"""The page of a run that ended: results, failures with reasons, files, exit code, and the next commands.
+
+It shows what `results/run_end.py` read and merged, and changes nothing. A bench has a page of its own, `bench_page.py`.
+"""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from orchestrator.cli.printer import MOST_ROWS, Cell, Page, plain
+from orchestrator.cli.printer import plain
 from orchestrator.command_hints import command
-from orchestrator.controller.drive import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import NOT_WORTH_IT, BlockedCandidate, LedgerReader, ProfileRow, ShapeState, keeps_today
+from orchestrator.ledger.reader import BlockedCandidate, ProfileRow, ShapeState, keeps_today
+from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, runs_option
+from orchestrator.planning.roofline import Gain
 from orchestrator.reasons import Reason
-from orchestrator.results.bench import BenchResults, Result, fastest
-from orchestrator.results.export import unpromised
-from orchestrator.results.gain import gains, noise_note
+from orchestrator.results.gain import noise_note
+from orchestrator.results.run_end import RunEnd
 from orchestrator.shapes.model import describe
-from orchestrator.view.status import flag_words, sessions_until
-from orchestrator.view.words import worked_words
-from worker.families import Family
-from worker.protocol.bench import HARMLESS, TIMERS
+from orchestrator.tables.merge import MergeReport
+from orchestrator.view.formatting import describe_work_time
+from orchestrator.view.slot_speed import describe_flags
+from orchestrator.view.status import sessions_until
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
-if TYPE_CHECKING:
-    from orchestrator.tables.merge import MergeReport
+EXIT_CODES = {"finished": 0, "interrupted": 130, "cancelled": 130}
+"""Exit code by the state in which a run ended, if nothing else is wrong."""
+WIDEST_KERNEL = 60
 
-EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
+
+class NextCommand(NamedTuple):
+    """A command that the user may want next. `words`: what is typed behind `gemmfleet`."""
+
+    words: str
+    purpose: str
 
 
-def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
-    """Merge into the run's tuned DB if it has one, and return the report of the run or the bench. `alone`: False for
-    a part of a command that itself says what comes next."""
-    config = RunConfig.read(paths.config)
-    with LedgerReader.open_readonly(paths.ledger) as ledger:
-        if recorded_tuner(config.tuner).side_by_side:
-            return bench_page(BenchResults.of_run(ledger, paths, config.options), state)
-        c, known = ledger.counts(), ledger.replayed
-        winners, failed, unconfirmed = ledger.winners(), ledger.failed(), ledger.unconfirmed()
-        vs_median, noisy = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]), ledger.noisy()
-        outside, flags, worths = unpromised(ledger), flag_words(known), worths_of(ledger)
-        value = won_so_far(ledger, worths) if worths else None
-        left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
-        took = worked_words(sessions_until(known, ledger.meta("ended")))
-    shared = sorted(n.name for n in known.nodes.values() if any(to == "shared" for _, to, _ in n.history))
-    report, refused = _merge(config, paths) if config.db and winners else (None, None)
-    code = EXIT[state] or (2 if refused else 1 if failed else 0)
-    unsettled = state != "finished" and c.total > c.settled
-    merged = config.db is not None and refused is None
-    reasons = {f.reason for f in failed if f.reason}
-    steps = next_steps(paths, config, tuned=c.tuned, reasons=reasons, unsettled=unsettled, merged=merged)
-    page = Page({
-        "run": paths.run, "state": state, "exit_code": code, "shapes": c.to_json(), "files": _files(paths),
-        "next": [command(words) for words, _ in steps], "failed": _failures(failed),
-        "unconfirmed": [
-            {"shape": describe(u.key), "node": u.node, "slot": u.slot, "why": u.detail,
-             "withheld": [w.to_json() for w in left_out]} for u, left_out in unconfirmed
-        ],
-        "standing_out": flags, "unpromised": outside, "merge": report.to_json() if report else None,
-        "merge_refused": list(refused.faults) if refused else [],
-        **({"value": {**asdict(value), "share_of_expected": value.share}} if value else {}),
-    }, code)  # fmt: skip
-    add_winners(page, winners, vs_median, noisy)
-    if noisy:
-        page.line(f"! {noise_note([describe(w.key) for w in winners if w.shape in noisy], paths.named)}")
-    page.lines((
-        f"! {describe(f.key)} failed: {f.reason}{'' if f.confirmed else ' (unconfirmed)'}"
-        f"{f' on {f.node} slot {f.slot}' if f.node else ''}: {f.detail}" for f in failed
-    ), "failed shape", more="all in failed.csv")  # fmt: skip
-    add_unconfirmed(page, unconfirmed)
-    if config.db is None and alone:
+def end_page(run: RunEnd, *, alone: bool = True) -> Page:
+    """Return the report of a run. `alone`: False for a part of a command that itself says what comes next."""
+    paths = run.paths
+    results = run.results
+    flags = describe_flags(run.replayed)
+    steps = next_steps(run)
+    code = _exit_code(run)
+    page = Page(
+        {
+            "run": paths.run,
+            "state": run.state,
+            "exit_code": code,
+            "shapes": results.counts.to_json(),
+            "files": result_files(paths),
+            "next": [command(step.words) for step in steps],
+            "failed": describe_failures(results.failed),
+            "unconfirmed": [_unconfirmed_document(shape, left_out) for shape, left_out in results.unconfirmed],
+            "standing_out": flags,
+            "unpromised": run.unpromised,
+            "merge": run.merge.to_json() if run.merge else None,
+            "merge_refused": list(run.refusal.faults) if run.refusal else [],
+            **({"value": {**asdict(run.won), "share_of_expected": run.won.share}} if run.won else {}),
+        },
+        code,
+    )
+    add_winners(page, results.winners, run.gains, results.noisy)
+    if results.noisy:
+        noisy = [describe(winner.key) for winner in results.winners if winner.shape in results.noisy]
+        page.line(f"! {noise_note(noisy, paths.named)}")
+    page.lines(map(_describe_failure, results.failed), "failed shape", more="all in failed.csv")
+    add_unconfirmed(page, results.unconfirmed)
+    if run.config.db is None and alone:
         page.line("no --db was given: nothing was skipped and nothing merged")
-    if report is not None:
-        page.lines((
-            f"{config.db}: {row.action} {describe(v for n, v in row.key.items() if n != 'cu_num')}  "
-            f"{row.times}  {row.why}" for row in report.rows
-        ), more=f"all in {paths.merge.name}")  # fmt: skip
-        page.line(*[f"{config.db}: the old table is kept as {report.backup}"] * bool(report.backup))
-        page.line(*(f"note: {note}" for note in report.notes))
-    if refused is not None:
-        page.aside(*(f"error: {fault}" for fault in refused.faults))
-        merging = f"db merge {quote(str(paths.root))} --into {quote(str(config.db))}"
-        page.line(f"nothing was merged into {config.db}; later: {command(merging)}")
-    page.line(*(f"! {words}" for words in (*outside, *flags)))
-    if value is not None:
-        won, total = value.won_us / 1e3, value.total_us / 1e3
-        guess = f"; {value.guessed_us / value.total_us:.0%} of that time is a guess (column now_us)"
-        guess = guess if value.guessed_us else ""
-        page.line(f"won {won / total:.1%} of the workload's GEMM time, {won:.3f} of {total:.3f} ms{guess}")
-        page.line(f"  that is {value.share:.1%} of what tuning every shape is expected to win")
-        if left:
-            of = f"{plural(len(left), 'shape')} not worth it: {left[0]}"
-            page.line(f"{of}; with a higher limit, this goes on with them: {command(f'resume {paths.named}')}")
-    page.line(*(
-        f"note: {node} ran beside other jobs (--busy share): its times may be too long; see:"
-        f" {command(f'explain {paths.run} {node}{runs_option(paths.root.parent)}')}"
-        for node in shared
-    ))  # fmt: skip
-    counts = ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending"))
-    parts = [f"{c.tuned} tuned", *(f"{n} {word}" for n, word in counts if n)]
-    took = f" in {took}" if took else ""
-    page.line(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
-    page.line(*(f"  {path}" for path in _files(paths).values()))
-    page.line(*next_lines(steps if alone else ()))
+    if run.merge is not None:
+        _add_merge(page, run.merge, paths, run.config)
+    if run.refusal is not None:
+        _add_refusal(page, run.refusal, paths, run.config)
+    page.line(*(f"! {words}" for words in (*run.unpromised, *flags)))
+    if run.won is not None:
+        _add_gain(page, run.won, run.not_worth_it, paths)
+    for node in run.shared_nodes:
+        story = command(f"explain {paths.run} {node}{runs_option(paths.root.parent)}")
+        page.line(f"note: {node} ran beside other jobs (--busy share): its times may be too long; see: {story}")
+    page.line(_summarize(run))
+    page.line(*(f"  {path}" for path in result_files(paths).values()))
+    if alone:
+        page.line(*next_lines(steps))
     return page
 
 
-def _merge(config: RunConfig, paths: RunPaths) -> tuple[MergeReport | None, InputError | None]:
-    """Merge the run's winners from its ledger into its tuned DB, and keep the report in its folder.
-
-    Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
-    """
-    from orchestrator.files.write import write_atomic
-    from orchestrator.results.export import candidates, winners
-    from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables.merge import merge
-
-    try:
-        with LedgerReader.open_readonly(paths.ledger) as ledger:
-            report = merge(
-                winners(ledger), Path(str(config.db)), ledger.family, profile=candidates(ledger),
-                facts=RunFacts(paths.root), err_ratio=config.err_ratio,
-            )  # fmt: skip
-    except InputError as e:
-        return None, e
-    write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")
-    return report, None
+def _exit_code(run: RunEnd) -> int:
+    """Return 130 if the run did not finish, 2 if its table took no winner, 1 if a shape failed."""
+    if EXIT_CODES[run.state]:
+        return EXIT_CODES[run.state]
+    if run.refusal:
+        return 2
+    return 1 if run.results.failed else 0
 
 
-def _files(paths: RunPaths) -> dict[str, str]:
+def _unconfirmed_document(shape: ShapeState, left_out: Sequence[BlockedCandidate]) -> dict[str, Any]:
+    return {
+        "shape": describe(shape.key),
+        "node": shape.node,
+        "slot": shape.slot,
+        "why": shape.detail,
+        "withheld": [candidate.to_json() for candidate in left_out],
+    }
+
+
+def _describe_failure(shape: ShapeState) -> str:
+    unconfirmed = "" if shape.confirmed else " (unconfirmed)"
+    where = f" on {shape.node} slot {shape.slot}" if shape.node else ""
+    return f"! {describe(shape.key)} failed: {shape.reason}{unconfirmed}{where}: {shape.detail}"
+
+
+def _add_merge(page: Page, report: MergeReport, paths: RunPaths, config: RunConfig) -> None:
+    lines = []
+    for row in report.rows:
+        shape = describe(value for name, value in row.key.items() if name != "cu_num")
+        lines.append(f"{config.db}: {row.action} {shape}  {row.times}  {row.why}")
+    page.lines(lines, more=f"all in {paths.merge.name}")
+    if report.backup:
+        page.line(f"{config.db}: the old table is kept as {report.backup}")
+    page.line(*(f"note: {note}" for note in report.notes))
+
+
+def _add_refusal(page: Page, refusal: InputError, paths: RunPaths, config: RunConfig) -> None:
+    page.aside(*(f"error: {fault}" for fault in refusal.faults))
+    later = command(f"db merge {quote(str(paths.root))} --into {quote(str(config.db))}")
+    page.line(f"nothing was merged into {config.db}; later: {later}")
+
+
+def _add_gain(page: Page, won: Gain, not_worth_it: Sequence[str], paths: RunPaths) -> None:
+    """Add the share of the workload's time that a run with --by-value won, and what it left out at its limit."""
+    won_ms = won.won_us / 1e3
+    total_ms = won.total_us / 1e3
+    guess = ""
+    if won.guessed_us:
+        guess = f"; {won.guessed_us / won.total_us:.0%} of that time is a guess (column now_us)"
+    page.line(f"won {won_ms / total_ms:.1%} of the workload's GEMM time, {won_ms:.3f} of {total_ms:.3f} ms{guess}")
+    page.line(f"  that is {won.share:.1%} of what tuning every shape is expected to win")
+    if not_worth_it:
+        shapes = f"{plural(len(not_worth_it), 'shape')} not worth it: {not_worth_it[0]}"
+        resume = command(f"resume {paths.named}")
+        page.line(f"{shapes}; with a higher limit, this goes on with them: {resume}")
+
+
+def _summarize(run: RunEnd) -> str:
+    """Return `run R finished in 2 min 05 s: 32 shapes: 30 tuned, 2 failed`."""
+    counts = run.results.counts
+    parts = [f"{counts.tuned} tuned"]
+    open_shapes = counts.pending + counts.running
+    for n, word in ((counts.skipped, "skipped"), (counts.failed, "failed"), (open_shapes, "pending")):
+        if n:
+            parts.append(f"{n} {word}")
+    worked = describe_work_time(sessions_until(run.replayed, run.ended))
+    state = f"{run.state} in {worked}" if worked else run.state
+    return f"run {run.paths.run} {state}: {plural(counts.total, 'shape')}: {', '.join(parts)}"
+
+
+def result_files(paths: RunPaths) -> dict[str, str]:
     """Return the path of each result file that the run has, by name."""
     return {p.name: str(p) for p in paths.results() if p.exists()}
 
 
-def _failures(failed: Sequence[ShapeState]) -> list[dict[str, Any]]:
-    return [{"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in failed]
+def describe_failures(failed: Sequence[ShapeState]) -> list[dict[str, Any]]:
+    return [{"shape": describe(shape.key), "reason": shape.reason, "detail": shape.detail} for shape in failed]
 
 
 def add_winners(
     page: Page, winners: Sequence[ProfileRow], gains: Mapping[int, float], noisy: Container[int] = ()
 ) -> None:
     """Add the winners with their times. A last column names the noisy ones, and those that change nothing."""
-    notes = {w.shape: "noisy" for w in winners if w.shape in noisy}
-    notes |= {w.shape: "keeps today's entry" for w in winners if keeps_today(w.row)}
+    notes = {}
+    for winner in winners:
+        if winner.shape in noisy:
+            notes[winner.shape] = "noisy"
+        if keeps_today(winner.row):
+            notes[winner.shape] = "keeps today's entry"
     rows = []
-    for w in winners:
-        gain, tflops = gains.get(w.shape), f"{w.row['tflops']:.4g}" if "tflops" in w.row else ""
-        row = (describe(w.key), plain(w.kernel_name, 60), f"{w.us:.2f}", tflops, "" if gain is None else f"{gain:.2f}x")
-        rows.append((*row, notes.get(w.shape, "")) if notes else row)
-    heads = ["shape", "best kernel", "us", "TFLOPS", "vs median"]
+    for winner in winners:
+        gain = gains.get(winner.shape)
+        row = [
+            describe(winner.key),
+            plain(winner.kernel_name, WIDEST_KERNEL),
+            f"{winner.us:.2f}",
+            f"{winner.row['tflops']:.4g}" if "tflops" in winner.row else "",
+            "" if gain is None else f"{gain:.2f}x",
+        ]
+        if notes:
+            row.append(notes.get(winner.shape, ""))
+        rows.append(row)
+    numeric = ("us", "TFLOPS", "vs median")
+    heads = ["shape", "best kernel", *numeric]
     if notes:
         heads.append("note")
-    page.table(heads, rows, right=heads[2:5], more="all in tuned.csv")
+    page.table(heads, rows, right=numeric, more="all in tuned.csv")
 
 
 def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence[BlockedCandidate]]]) -> None:
     """Add the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return
-    names = and_more([describe(u.key) for u, _ in unconfirmed], 4)
-    left_out = plural(sum(len(ws) for _, ws in unconfirmed), "candidate")
-    places = sorted({f"{w.node} slot {w.slot}" for _, ws in unconfirmed for w in ws})
-    where = f" on {' and '.join(places[:4])}" if places else ""
-    n = plural(len(unconfirmed), "shape")
-    page.line(f"! {n} unconfirmed: {names}: {left_out} faulted{where}, and no second slot could try them")
+    names = and_more([describe(shape.key) for shape, _ in unconfirmed], 4)
+    candidates = [candidate for _, left_out in unconfirmed for candidate in left_out]
+    slots = sorted({f"{candidate.node} slot {candidate.slot}" for candidate in candidates})
+    where = f" on {' and '.join(slots[:4])}" if slots else ""
+    faulted = f"{plural(len(candidates), 'candidate')} faulted{where}, and no second slot could try them"
+    page.line(f"! {plural(len(unconfirmed), 'shape')} unconfirmed: {names}: {faulted}")
     page.line("  they may be faster than what is in tuned.csv; provenance.json lists them")
 
 
-def next_steps(
-    paths: RunPaths, config: RunConfig, *, tuned: int, reasons: Collection[str], unsettled: bool, merged: bool
-) -> list[tuple[str, str]]:
-    """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first.
-    `reasons`: why shapes failed. `merged`: its table took the winners."""
-    name, family, produces = paths.named, get_family(config.family), recorded_tuner(config.tuner).produces
-    if unsettled:
-        return [(f"resume {name}", "continues with the rest")]
-    steps = [(f"explain {name}", "why shapes failed")] if reasons else []
+def next_steps(run: RunEnd) -> list[NextCommand]:
+    """Return the next commands for a run that ended so, the most useful first."""
+    name = run.paths.named
+    if run.is_unsettled:
+        return [NextCommand(f"resume {name}", "continues with the rest")]
+    steps = []
+    reasons = {shape.reason for shape in run.results.failed if shape.reason}
+    if reasons:
+        steps.append(NextCommand(f"explain {name}", "why shapes failed"))
     # the tuner's verdict on a shape, such as `unsupported`, is the same the next time
     if any(not Reason(reason).is_verdict for reason in reasons):
-        steps.append((f"retry {name}", "try them again"))
-    if not tuned:
-        return steps or [(f"status {name}", "shapes, nodes and progress")]
+        steps.append(NextCommand(f"retry {name}", "try them again"))
+    if run.results.counts.tuned:
+        return steps + _steps_with_winners(run)
+    return steps or [NextCommand(f"status {name}", "shapes, nodes and progress")]
+
+
+def _steps_with_winners(run: RunEnd) -> list[NextCommand]:
+    """Return what can be done with the winners, by what the run's tuner produces."""
+    name = run.paths.named
+    folder = quote(str(run.paths.root))
+    produces = recorded_tuner(run.config.tuner).produces
+    report = NextCommand(f"report {name}", "write the page")
     if produces == "configs":
-        into = f"configs merge {quote(str(paths.root))} --into TREE"
-        return [*steps, (into, "write the winners into the config files"), (f"report {name}", "write the page")]
-    own = produces == "own"  # AITER reads no such table
-    table = f"{family.name}-{config.tuner}.csv" if own else family.tuned_csv
-    if config.db is None:
-        steps.append((f"db merge {quote(str(paths.root))} --into {quote(table)}", "merge the winners into a table"))
-    steps.append((f"report {name}", "write the page"))
-    if not own:
-        steps.append((f"verify {name}", "check that AITER uses them correctly"))
-        table = str(config.db if merged else paths.tuned)
-        steps.append((f"db export {quote(table)} --env", "environment lines for a server"))
+        merge = NextCommand(f"configs merge {folder} --into TREE", "write the winners into the config files")
+        return [merge, report]
+    steps = [report]
+    is_for_aiter = produces != "own"
+    if run.config.db is None:
+        family = get_family(run.config.family)
+        table = family.tuned_csv if is_for_aiter else f"{family.name}-{run.config.tuner}.csv"
+        merge = NextCommand(f"db merge {folder} --into {quote(table)}", "merge the winners into a table")
+        steps.insert(0, merge)
+    if is_for_aiter:
+        table = str(run.config.db if run.is_merged else run.paths.tuned)
+        steps.append(NextCommand(f"verify {name}", "check that AITER uses them correctly"))
+        steps.append(NextCommand(f"db export {quote(table)} --env", "environment lines for a server"))
     return steps
 
 
-def next_lines(steps: Sequence[tuple[str, str]]) -> list[str]:
-    """Return a line for each command, with its purpose."""
-    typed = [command(words) for words, _ in steps]
-    wide = max((len(t) for t in typed), default=0)
-    heads = ("next:", *["     "] * len(steps))
-    return [f"{head} {text:{wide}}  # {why}" for head, text, (_, why) in zip(heads, typed, steps, strict=False)]
-
-
-def bench_page(of: BenchResults, state: str) -> Page:
-    """Return the report of a bench; the exit code is 1 if a shape has no number or a backend was at fault."""
-    stacks, absent = of.stacks, missing_results(of.found)
-    devices = sorted({str(s.get("device", "")) for s in stacks.values()} - {""})
-    on_cpu = any(str(s.get("gfx", "")).startswith("cpu") for s in stacks.values())
-    code = EXIT[state] or int(of.measured < of.total or of.at_fault)
-    page = Page({
-        "run": of.paths.run, "state": state, "exit_code": code,
-        "shapes": {"total": of.total, "measured": of.measured}, "devices": devices, "cpu": on_cpu,
-        "environments": stacks, "rows": [_row(r, of.family) for r in of.found], "missing": absent,
-        "failed": _failures(of.failed), "files": _files(of.paths),
-    }, code)  # fmt: skip
-    add_results(page, of.found)
-    for item in absent:
-        where = f" in {item['env']}" if item["env"] else ""
-        page.line(f"{item['backend']}{where}: {item['status']} for {plural(item['shapes'], 'shape')}: {item['detail']}")
-    known = {r.key for r in of.found}
-    page.line(*(f"! {describe(f.key)} failed: {f.reason}: {f.detail}" for f in of.failed if f.key not in known))
-    plain = sorted({r.timer for r in of.found} - {"", *TIMERS})
-    page.line(*(f"timed plainly, as in the FP4 guide ({how}): noisier than without --iters" for how in plain))
-    page.line(*(f"measured on {'the CPU ' if on_cpu else ''}{device}" for device in devices))
-    loose, short = (sum(r.status == status for r in of.found) for status in ("unstable", "short"))
-    words = f"run {of.paths.run} {state}: {plural(of.total, 'shape')}, {of.measured} with a number"
-    words += f"; {plural(loose, 'result')} whose runs disagree (~)" if loose else ""
-    words += f"; {short} with fewer runs than --repeats (~)" if short else ""
-    page.line(words, *(f"  {path}" for path in _files(of.paths).values()))
-    measured = {r.env for r in of.found}
-    sides = [quote(str(of.paths.root / f"{env}.csv")) for env in of.stacks if env and env in measured]
-    then = f"compare {' '.join(sides[:2])}" if len(sides) > 1 else f"analyze {of.paths.named}"
-    then = f"resume {of.paths.named}" if state != "finished" and of.measured < of.total else then
-    page.line(f"next: {command(then)}")
-    return page
-
-
-def add_results(page: Page, found: Sequence[Result]) -> None:
-    """Add TFLOPS, a row for each shape: the fastest of an environment in bold, `~` if its runs disagree."""
-    columns = list(dict.fromkeys((r.env, r.backend) for r in found))
-    heads = [f"{env}: {backend}" if env else backend for env, backend in columns]
-    best = fastest(found)
-    by_shape: dict[int, dict[tuple[str, str], Result]] = {}
-    for r in found:
-        by_shape.setdefault(r.shape, {})[r.env, r.backend] = r
-    rows: list[list[Cell]] = []
-    for shape, mine in by_shape.items():
-        cells = [_cell(mine.get(c), best.get((shape, c[0]))) for c in columns]
-        won = [w for (s, _), w in best.items() if s == shape]
-        names, speeds = dict.fromkeys(w.backend for w in won), [f"{w.bw:,.0f}" for w in won]
-        rows.append([describe(next(iter(mine.values())).key), *cells, ", ".join(names), ", ".join(speeds)])
-    right, more = [*heads, "its GB/s"], "all in bench.csv"
-    page.table(("shape", *heads, "fastest", "its GB/s"), rows, "shape", right=right, more=more, caption="TFLOPS")
-
-
-def missing_results(found: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return why backends have no result, with the number of shapes of each reason."""
-    counts = Counter((r.env, r.backend, r.status, r.detail) for r in found if not r.measured)
-    return [
-        {"env": env, "backend": backend, "status": status, "shapes": n, "detail": detail}
-        for (env, backend, status, detail), n in counts.items()
-    ]
-
-
-def _cell(r: Result | None, best: Result | None) -> Cell:
-    if r is None:
-        return ""
-    if not r.measured:
-        return ("-", "dim") if r.status in HARMLESS else (r.status, "red")
-    return (f"{r.tflops:.4g}{'' if r.status == 'ok' else '~'}", "bold" if r is best else "")
-
-
-def _row(r: Result, family: Family) -> dict[str, Any]:
-    key, runs = dict(zip(family.key_names, r.key, strict=True)), [{"run": n, "us": us} for n, us in r.runs]
-    return {**asdict(r), "key": key, "runs": runs}
+def next_lines(steps: Sequence[NextCommand]) -> list[str]:
+    """Return a line for each command, with its purpose; `next:` stands before the first."""
+    typed = [command(step.words) for step in steps]
+    widest = max((len(text) for text in typed), default=0)
+    lines: list[str] = []
+    for text, step in zip(typed, steps, strict=True):
+        lines.append(f"{'     ' if lines else 'next:'} {text:{widest}}  # {step.purpose}")
+    return lines

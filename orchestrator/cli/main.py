@@ -6,32 +6,30 @@ import errno
 import sys
 from collections.abc import Sequence
 
+from orchestrator.cli.app import app
+from orchestrator.errors import OrchestratorError
+from worker.text import uncoloured
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line (default: of this process).
 
     A user's mistake ends in a message and an exit code, never in a traceback. Raises SystemExit.
     """
-    from orchestrator.cli.app import app
-    from orchestrator.errors import OrchestratorError
-
     try:
         app(args=argv)
     except OrchestratorError as e:
-        from worker.text import uncoloured
-
         sys.stdout.flush()
         for line in uncoloured(str(e)).splitlines() or [type(e).__name__]:
-            print(f"error: {line}" if not line.startswith("  ") else line, file=sys.stderr)
+            print(line if line.startswith("  ") else f"error: {line}", file=sys.stderr)
         sys.exit(e.exit_code)
     except OSError as e:
-        is_full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-        if not (is_full or e.filename):
+        if e.errno not in DISK_FULL and not e.filename:
             raise
         sys.stdout.flush()
-        where = f"{e.filename}: " if e.filename else ""
-        hint = "free some space, or write elsewhere" if is_full else "was it removed meanwhile, or is it not yours?"
-        print(f"error: {where}{e.strerror}: {hint}", file=sys.stderr)
+        print(f"error: {_describe_file_error(e)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -40,8 +38,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say_what_was_unprotected()
 
 
+def _describe_file_error(error: OSError) -> str:
+    """Return what happened to which file, and what to do."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in DISK_FULL:
+        return f"{where}{error.strerror}: free some space, or write elsewhere"
+    return f"{where}{error.strerror}: was it removed meanwhile, or is it not yours?"
+
+
 def _say_what_was_unprotected() -> None:
-    """Only a command that ran code of a tree has this module."""
+    """Print that code of a tree ran without namespaces of its own. Only a command that ran such code has the module."""
     runner = sys.modules.get("worker.foreign.runner")
-    if runner and (note := runner.unprotected()):
+    note = runner.unprotected() if runner else ""
+    if note:
         print(f"note: {note}", file=sys.stderr)

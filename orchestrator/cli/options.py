@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
+import yaml
 
-from orchestrator.cli.printer import Page
+from orchestrator.cli.printer import finish_page
+from orchestrator.errors import InputError
+from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS
 
 RunArg = Annotated[
@@ -18,7 +21,6 @@ RunArg = Annotated[
 ]
 RunsOpt = Annotated[Path, typer.Option("--runs", help="Folder of the runs.", metavar="DIR")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-
 
 BusyOpt = Annotated[
     Literal["wait", "skip", "share"] | None,
@@ -64,7 +66,7 @@ GpuHoursOpt = Annotated[
 ]
 
 
-class RunOptions(NamedTuple):
+class RunFlags(NamedTuple):
     """Group: the folder and the nodes of a run that a command plans, and the ways to start it."""
 
     runs: RunsOpt = DEFAULT_RUNS
@@ -74,7 +76,7 @@ class RunOptions(NamedTuple):
     json_: JsonOpt = False
 
 
-class DriveOptions(NamedTuple):
+class DriveFlags(NamedTuple):
     """Group: timeouts for nodes and groups of the run that a command starts, and what to do with occupied nodes."""
 
     accept_new_host_keys: AcceptNewHostKeysOpt = False
@@ -96,40 +98,79 @@ class DriveOptions(NamedTuple):
     ] = 30.0
 
 
-def flat(command: Callable[..., Page | None]) -> Callable[..., None]:
+def typer_function(command: Callable[..., Page | None]) -> Callable[..., None]:
     """Return the command in the form that typer needs: it prints its page, and has an option for each field of a group.
 
     A parameter whose type is a named tuple is a group. Its options take the parameter's place. A command that returns a
     page has --json. Raises typer.Exit with the page's exit code, or the page's error.
     """
-    signature, groups = inspect.signature(command, eval_str=True), dict[str, Any]()
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for p in signature.parameters.values():
-        if hasattr(p.annotation, "_fields"):
-            groups[p.name] = p.annotation
-            parameters += _options(p.annotation)
+    for parameter in signature.parameters.values():
+        if hasattr(parameter.annotation, "_fields"):
+            groups[parameter.name] = parameter.annotation
+            parameters += _flags_of(parameter.annotation)
         else:
-            parameters.append(p.replace(kind=p.KEYWORD_ONLY))
-    own_json = any(p.name == "json_" for p in parameters)
-    if not own_json and signature.return_annotation is not None:
-        parameters.append(inspect.Parameter("json_", p.KEYWORD_ONLY, default=False, annotation=JsonOpt))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    wants_json = any(parameter.name == "json_" for parameter in parameters)
+    returns_page = signature.return_annotation is not None
+    if returns_page and not wants_json:
+        parameters.append(_keyword("json_", JsonOpt, default=False))
 
-    def run(**given: Any) -> None:
-        as_json = given.get("json_", False)
-        if not own_json:
-            given.pop("json_", None)
+    def run(**values: Any) -> None:
+        as_json = values.get("json_", False)
+        if not wants_json:
+            values.pop("json_", None)
         for name, group in groups.items():
-            given[name] = group(**{option: given.pop(option) for option in group._fields})
-        page = command(**given)
-        if page is not None and (code := page.finish(as_json=as_json)):
+            values[name] = group(**{field: values.pop(field) for field in group._fields})
+        page = command(**values)
+        code = 0 if page is None else finish_page(page, as_json=as_json)
+        if code:
             raise typer.Exit(code)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
-def _options(group: Any) -> Iterator[inspect.Parameter]:
+def _flags_of(group: Any) -> Iterator[inspect.Parameter]:
     for name, annotation in get_type_hints(group, include_extras=True).items():
-        default = group._field_defaults.get(name, inspect.Parameter.empty)
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        yield _keyword(name, annotation, default=group._field_defaults.get(name, inspect.Parameter.empty))
+
+
+def _keyword(name: str, annotation: Any, *, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def parse_tuner_options(pairs: list[str]) -> dict[str, Any]:
+    """Return the options of `NAME=VALUE` words, with VALUE read as YAML: 3, true and [1, 2] get their types.
+
+    Raises InputError.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise InputError(f"--tuner-option {pair!r} is not NAME=VALUE")
+        try:
+            options[name] = yaml.safe_load(value)
+        except yaml.YAMLError as e:
+            raise InputError(f"--tuner-option {name}: {e}") from e
+    return options
+
+
+def parse_share(text: str | None) -> float | None:
+    """Return the share of `95%` or `0.95`. Raise InputError."""
+    if text is None:
+        return None
+    try:
+        share = float(text.removesuffix("%"))
+    except ValueError:
+        share = 0.0
+    if text.endswith("%"):
+        share /= 100.0
+    if not 0 < share <= 1:
+        raise InputError(f"{text!r} is not a share such as 95%")
+    return share

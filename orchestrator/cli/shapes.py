@@ -7,21 +7,28 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from orchestrator.clean import text as clean_text
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
-from orchestrator.cli.printer import Page
+from orchestrator.cli.printer import print_page
+from orchestrator.controller.node_command import WorkloadLog, capture_here, capture_on
 from orchestrator.errors import InputError
 from orchestrator.families import PadLevel, get_family, grid_point
+from orchestrator.inventory.load import load_inventory
+from orchestrator.pages import Page
+from orchestrator.planning.plan import risk_notes
+from orchestrator.shapes.aiter_log import Misses, count_misses
+from orchestrator.shapes.from_model import Ranks, model_shapes, parse_m
 from orchestrator.shapes.model import Key, Shape, describe, finished, render_shapes, write_list
+from orchestrator.shapes.model_config import read_model
+from orchestrator.shapes.reader import family_of_list, read_shapes
+from orchestrator.shapes.vllm_files import file_columns, vllm_shapes
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
 from worker.triton_configs.keys import USUAL_KEYS
-
-if TYPE_CHECKING:
-    from orchestrator.shapes.aiter_log import Misses
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv if it exists.")]
@@ -40,7 +47,7 @@ SetOpt = Annotated[
 MOST_SHOWN = 10
 
 
-def check(
+def check_list(
     file: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The shape list to check.")],
     family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
     json_: JsonOpt = False,
@@ -49,33 +56,42 @@ def check(
 
     Prints its counts and the cells that were cleaned, or all errors (exit code 2).
     """
-    from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.reader import family_of_list, read_shapes
-
     name = family
     try:
         name = family or family_of_list(file) or DEFAULT_FAMILY
-        of = get_family(name)
-        found = read_shapes(file, of)
+        gemm_family = get_family(name)
+        listed = read_shapes(file, gemm_family)
     except InputError as e:
         if json_:
-            Page({"ok": False, "file": str(file), "family": name, "faults": e.faults}).print(as_json=True)
+            print_page(Page({"ok": False, "file": str(file), "family": name, "faults": e.faults}), as_json=True)
         raise
-    at = of.key_names.index(of.m_column)
-    m = [int(s.key[at]) for s in found.shapes]
-    groups = len({s.key[:at] + s.key[at + 1 :] for s in found.shapes})
-    notes = [*found.notes, *risk_notes(of, (s.key for s in found.shapes))]
-    page = Page({
-        "ok": True, "file": found.source, "sha256": found.sha256, "family": of.name, "shapes": len(found.shapes),
-        "groups": groups, "m": {"column": of.m_column, "min": min(m), "max": max(m)}, "notes": notes,
-    })  # fmt: skip
-    page.line(f"{found.source}: good, family {of.name}", *(f"  {note}" for note in notes))
-    page.line(f"  shapes: {len(found.shapes)}", f"  groups: {groups} (same key columns but {of.m_column})")
-    page.line(f"  {of.m_column}: {min(m)}" + (f" to {max(m)}" if max(m) != min(m) else ""))
+    keys = [shape.key for shape in listed.shapes]
+    m_column = gemm_family.m_column
+    m_place = gemm_family.key_names.index(m_column)
+    sizes = [int(key[m_place]) for key in keys]
+    smallest, largest = min(sizes), max(sizes)
+    groups = len({key[:m_place] + key[m_place + 1 :] for key in keys})
+    notes = [*listed.notes, *risk_notes(gemm_family, keys)]
+    page = Page(
+        {
+            "ok": True,
+            "file": listed.source,
+            "sha256": listed.sha256,
+            "family": gemm_family.name,
+            "shapes": len(keys),
+            "groups": groups,
+            "m": {"column": m_column, "min": smallest, "max": largest},
+            "notes": notes,
+        }
+    )
+    page.line(f"{listed.source}: good, family {gemm_family.name}")
+    page.line(*(f"  {note}" for note in notes))
+    page.line(f"  shapes: {len(keys)}", f"  groups: {groups} (same key columns but {m_column})")
+    page.line(f"  {m_column}: {smallest}" if smallest == largest else f"  {m_column}: {smallest} to {largest}")
     return page
 
 
-def from_model(
+def list_from_model(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A model's config.json, or its folder.")],
     m: Annotated[
         str, typer.Option("--m", metavar="LIST", help="Numbers of tokens, such as 1,16,64 (--engine: optional).")
@@ -103,42 +119,46 @@ def from_model(
 
     The model may be dense, GQA, MoE or MLA.
     """
-    from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.from_model import Ranks, model_shapes, parse_m
-    from orchestrator.shapes.model_config import read_model
-    from orchestrator.shapes.vllm_files import vllm_shapes
-
     _refuse_two_documents(json_, out)
     if engine and layers:
         raise InputError("--layers: not with --engine, whose lists hold every layer; take rows out of OUT.csv")
-    columns, only = _columns(set_), [w.strip() for w in layers.split(",") if w.strip()]
-    of, ranks = get_family(family or DEFAULT_FAMILY), Ranks(tp, ep, fuse_shared)
-    ms = list(USUAL_KEYS) if engine and not m else parse_m(m)
+    columns = _parse_columns(set_)
+    only = [layer.strip() for layer in layers.split(",") if layer.strip()]
+    gemm_family = get_family(family or DEFAULT_FAMILY)
+    ranks = Ranks(tp, ep, fuse_shared)
+    tokens = list(USUAL_KEYS) if engine and not m else parse_m(m)
     model = read_model(config, quantised=_is_quantised(columns))
+    engine_notes: list[str] = []
     if engine:
-        lists, more = vllm_shapes(model, ms, ranks, columns)
-        lists = {name: found for name, found in lists.items() if family in (None, name)}
+        lists, engine_notes = vllm_shapes(model, tokens, ranks, columns)
+        lists = {name: shapes for name, shapes in lists.items() if family in (None, name)}
     else:
-        lists, more = {of.name: model_shapes(model, of, ms, ranks, only=only, columns=columns)}, []
+        lists = {gemm_family.name: model_shapes(model, gemm_family, tokens, ranks, only=only, columns=columns)}
     if not lists:
-        raise InputError([f"no shape of family {family} in the config files that {engine} looks up", *more])
-    documents, texts = list[dict[str, object]](), list[str]()
-    for name, found in lists.items():
-        of, file = FAMILIES[name], _file(out, name, list(lists))
-        keys, saving = finished(found.keys, of, _level(pad_m, coarse))
-        notes = [*found.notes, *saving, *([] if engine else risk_notes(of, keys))]
-        calls = _padded_calls(found.calls, of, _level(pad_m, coarse))
-        _write(file, keys, of, force, calls, model.placed.listing.version)
-        documents.append({"family": name, "tp": tp, "shapes": len(keys), "layers": dict(found.layers), "notes": notes})
-        texts.append(f"{plural(len(keys), 'shape')} of family {name} for one rank of {tp}")
-        texts += [*(f"  {name:14} {what}" for name, what in found.layers), *(f"  {n}" for n in notes)]
-    page = Page({"families": documents, "notes": more} if engine else documents[0])
-    (page.line if out else page.aside)(*texts, *more)
-    page.line(*[f"written: {out}" if len(lists) == 1 else "written: one list per family"] * bool(out))
+        raise InputError([f"no shape of family {family} in the config files that {engine} looks up", *engine_notes])
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for name, shapes in lists.items():
+        of_family = FAMILIES[name]
+        file = _list_file(out, name, list(lists))
+        keys, saving = finished(shapes.keys, of_family, _pad_level(pad_m, coarse))
+        notes = [*shapes.notes, *saving]
+        if not engine:
+            notes += risk_notes(of_family, keys)
+        calls = _padded_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
+        _write_list(file, keys, of_family, force, calls, model.placed.listing.version)
+        documents.append({"family": name, "tp": tp, "shapes": len(keys), "layers": dict(shapes.layers), "notes": notes})
+        lines.append(f"{plural(len(keys), 'shape')} of family {name} for one rank of {tp}")
+        lines += [f"  {layer:14} {what}" for layer, what in shapes.layers]
+        lines += [f"  {note}" for note in notes]
+    page = Page({"families": documents, "notes": engine_notes} if engine else documents[0])
+    _add_summary(page, out, [*lines, *engine_notes])
+    if out:
+        page.line(f"written: {out}" if len(lists) == 1 else "written: one list per family")
     return page
 
 
-def from_log(
+def list_from_log(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of a workload, also gzip; - for stdin.")],
     family: OneFamilyOpt = None,
     m: Annotated[str, typer.Option("--m", metavar="LIST", help="Numbers of tokens of an engine's config files.")] = "",
@@ -159,18 +179,13 @@ def from_log(
     Most frequent first, as a shape list for `tune`. Reads AITER's lines, vLLM's and SGLang's about a config file that
     is not there, and PyTorch's tunableop_untuned*.csv.
     """
-    from orchestrator.shapes.aiter_log import count_misses
-    from orchestrator.shapes.from_model import parse_m
-    from orchestrator.shapes.model_config import read_model
-    from orchestrator.shapes.vllm_files import file_columns
-
     _refuse_two_documents(json_, out)
     name = get_family(family).name if family else None
-    found = count_misses(logs, name)
+    misses = count_misses(logs, name)
     complete = partial(file_columns, read_model(model)) if model else None
-    found.add_files(parse_m(m) if m else USUAL_KEYS, _columns(set_), complete)
-    lines = f"{plural(found.lines, 'line')} of {plural(len(logs), 'log')}"
-    return _misses(found, name, out, _level(pad_m, coarse), force, lines, top, least)
+    misses.add_files(parse_m(m) if m else USUAL_KEYS, _parse_columns(set_), complete)
+    source = f"{plural(misses.lines, 'line')} of {plural(len(logs), 'log')}"
+    return _write_misses(misses, source, _MissedList(name, out, _pad_level(pad_m, coarse), force, top, least))
 
 
 def capture(
@@ -196,9 +211,6 @@ def capture(
 
     Exit code 1 where the workload failed.
     """
-    from orchestrator.controller.node_command import WorkloadLog, capture_here, capture_on
-    from orchestrator.inventory.load import load_inventory
-
     name = get_family(family).name if family else None
     if out.exists() and not force:  # before hours of work, not after
         raise InputError(f"{out} exists; name another file with -o, or replace it with --force")
@@ -208,70 +220,87 @@ def capture(
     log = WorkloadLog(name, partial(print, file=sys.stderr, flush=True))
     if node is not None and inventory is not None:
         known = load_inventory(inventory)
-        found, code = capture_on(known, node, command, log, accept_new_host_keys=accept_new_host_keys)
+        misses, code = capture_on(known, node, command, log, accept_new_host_keys=accept_new_host_keys)
     else:
-        found, code = capture_here(command, log)
-    found.notes += ["config files of vLLM or SGLang are missing: read the log with from-log"] * bool(found.files)
+        misses, code = capture_here(command, log)
+    if misses.files:
+        misses.notes.append("config files of vLLM or SGLang are missing: read the log with from-log")
     ended = "" if code == 0 else f", which ended with code {code}"
-    source = f"{plural(found.lines, 'line')} of {command[0]}{ended}"
-    page = _misses(found, name, out, _level(pad_m, coarse), force, source, top, least)
+    source = f"{plural(misses.lines, 'line')} of {command[0]}{ended}"
+    page = _write_misses(misses, source, _MissedList(name, out, _pad_level(pad_m, coarse), force, top, least))
     page.code = int(code != 0)
     return page
 
 
-def _misses(
-    found: Misses,
-    family: str | None,
-    out: Path | None,
-    level: PadLevel | None,
-    force: bool,
-    source: str,
-    top: int | None,
-    least: int,
-) -> Page:
-    """Write the missed shapes, one list per family, and return what they are. Raises InputError."""
-    from orchestrator.planning.plan import risk_notes
+class _MissedList(NamedTuple):
+    """Options of the lists of missed shapes. `family`: only this one. `top`: only as many, the most frequent.
+    `least`: only shapes with as many lines."""
 
-    families = [f for f in found.families if family in (None, f)]
-    notes = _miss_notes(found, family)
+    family: str | None
+    out: Path | None
+    level: PadLevel | None
+    force: bool
+    top: int | None
+    least: int
+
+
+def _write_misses(misses: Misses, source: str, wanted: _MissedList) -> Page:
+    """Write the missed shapes, one list per family, and return what they are. Raises InputError."""
+    families = [family for family in misses.families if wanted.family in (None, family)]
+    notes = _describe_left_out(misses, wanted.family)
     if not families:
         raise InputError([f"no shape without a tuned row in {source}", *notes])
-    documents, texts, risks = [], [source], list[str]()
+    lines = [source]
+    documents: list[dict[str, Any]] = []
+    all_risks: list[str] = []
     for name in families:
-        of = FAMILIES[name]
-        ranked = found.ranked(name, top, least)
-        keys, saving = finished((k for k, _ in ranked), of, level)
-        file = _file(out, name, families)
-        _write(file, keys, of, force, _padded_calls(dict(ranked), of, level))
-        lines, to = found.counts[name].total() - found.repeats[name], f" -> {file}" if file else ""
-        texts.append(f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}{to}")
-        texts += [f"  {n:8} {describe(k)}" for k, n in ranked[:MOST_SHOWN]]
-        texts += [f"  ... and {len(ranked) - MOST_SHOWN} more"] if len(ranked) > MOST_SHOWN else []
-        risks += risk_notes(of, keys)
-        texts += [f"  {s}" for s in (*saving, *risk_notes(of, keys))]
-        counts = [{**dict(zip(of.key_names, k, strict=True)), "count": n} for k, n in ranked]
-        documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": lines, "counts": counts})
-    page = Page({"families": documents, "notes": [*notes, *risks]})
-    (page.line if out else page.aside)(*texts, *notes)
-    if out:
-        page.line(f"written: {', '.join(str(_file(out, name, families)) for name in families)}")
+        family = FAMILIES[name]
+        ranked = misses.ranked(name, wanted.top, wanted.least)
+        keys, saving = finished((key for key, _ in ranked), family, wanted.level)
+        file = _list_file(wanted.out, name, families)
+        _write_list(file, keys, family, wanted.force, _padded_calls(dict(ranked), family, wanted.level))
+        logged = misses.counts[name].total() - misses.repeats[name]
+        risks = risk_notes(family, keys)
+        all_risks += risks
+        target = f" -> {file}" if file else ""
+        lines.append(f"{name}: {plural(len(keys), 'shape')} from {plural(logged, 'line')}{target}")
+        lines += [f"  {n:8} {describe(key)}" for key, n in ranked[:MOST_SHOWN]]
+        if len(ranked) > MOST_SHOWN:
+            lines.append(f"  ... and {len(ranked) - MOST_SHOWN} more")
+        lines += [f"  {note}" for note in (*saving, *risks)]
+        counts = [{**dict(zip(family.key_names, key, strict=True)), "count": n} for key, n in ranked]
+        documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": logged, "counts": counts})
+    page = Page({"families": documents, "notes": [*notes, *all_risks]})
+    _add_summary(page, wanted.out, [*lines, *notes])
+    if wanted.out:
+        page.line(f"written: {', '.join(document['file'] for document in documents)}")
     return page
 
 
-def _miss_notes(found: Misses, family: str | None) -> list[str]:
-    from orchestrator.clean import text
+def _describe_left_out(misses: Misses, family: str | None) -> list[str]:
+    """Return the notes on a log, and what was not listed: other families, lines without a family, odd lines."""
+    notes = list(misses.notes)
+    others = [other for other in misses.families if family not in (None, other)]
+    if others:
+        notes.append(f"left out, of other families: {', '.join(others)}")
+    if misses.unknown:
+        lines = plural(misses.unknown, "line does not name its family", "lines do not name their family")
+        notes.append(f"{lines} (a table with a name of its own); give --family")
+    notes += [f"left out {plural(n, 'line')}: {clean_text(why, 200)}" for why, n in misses.odd.most_common(5)]
+    return notes
 
-    out = list(found.notes)
-    others = [f for f in found.families if family not in (None, f)]
-    out += [f"left out, of other families: {', '.join(others)}"] if others else []
-    if found.unknown:
-        lines = plural(found.unknown, "line does not name its family", "lines do not name their family")
-        out.append(f"{lines} (a table with a name of its own); give --family")
-    return out + [f"left out {plural(n, 'line')}: {text(why, 200)}" for why, n in found.odd.most_common(5)]
+
+def _add_summary(page: Page, out: Path | None, lines: Sequence[str]) -> None:
+    """Add lines for a person. Without -o, standard output is the list, so they go to standard error."""
+    if out:
+        page.line(*lines)
+    else:
+        page.aside(*lines)
 
 
-def _file(out: Path | None, family: str, families: Sequence[str]) -> Path | None:
-    """The file of a family's list, None for standard output. Raises InputError where that would hold several lists."""
+def _list_file(out: Path | None, family: str, families: Sequence[str]) -> Path | None:
+    """Return the file of a family's list, None for standard output. Raises InputError where that would hold several
+    lists."""
     if len(families) == 1:
         return out
     if out is None:
@@ -281,10 +310,16 @@ def _file(out: Path | None, family: str, families: Sequence[str]) -> Path | None
     return out.with_name(f"{out.stem}-{family}{out.suffix}")
 
 
-def _columns(words: Sequence[str] | None) -> dict[str, str]:
-    if wrong := [word for word in words or [] if "=" not in word]:
+def _parse_columns(words: Sequence[str] | None) -> dict[str, str]:
+    """Return the key columns of `--set COLUMN=VALUE`. Raises InputError."""
+    wrong = [word for word in words or [] if "=" not in word]
+    if wrong:
         raise InputError([f"--set {word[:40]!r}: write COLUMN=VALUE" for word in wrong])
-    return {name: value for name, _, value in (word.partition("=") for word in words or [])}
+    columns = {}
+    for word in words or []:
+        name, _, value = word.partition("=")
+        columns[name] = value
+    return columns
 
 
 def _is_quantised(columns: dict[str, str]) -> bool:
@@ -295,16 +330,18 @@ def _is_quantised(columns: dict[str, str]) -> bool:
     return value is None
 
 
-def _padded_calls(calls: Mapping[Key, int], of: Family, level: PadLevel | None) -> Counter[Key]:
-    """Calls by the keys that are written."""
+def _padded_calls(calls: Mapping[Key, int], family: Family, level: PadLevel | None) -> Counter[Key]:
+    """Return the calls by the keys that are written."""
     padded = Counter[Key]()
     for key, n in calls.items():
-        padded[grid_point(key, of, level) if level and not of.aiter.exact_m else key] += n
+        padded[grid_point(key, family, level) if level and not family.aiter.exact_m else key] += n
     return padded
 
 
-def _level(pad_m: bool, coarse: bool) -> PadLevel | None:
-    return "coarse" if coarse else "fine" if pad_m else None
+def _pad_level(pad_m: bool, coarse: bool) -> PadLevel | None:
+    if coarse:
+        return "coarse"
+    return "fine" if pad_m else None
 
 
 def _refuse_two_documents(json_: bool, out: Path | None) -> None:
@@ -312,11 +349,11 @@ def _refuse_two_documents(json_: bool, out: Path | None) -> None:
         raise InputError("--json needs -o: standard output is the shape list without it")
 
 
-def _write(
-    out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
+def _write_list(
+    out: Path | None, keys: Sequence[Key], family: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
 ) -> None:
     """Write a list to its file, or to standard output; with columns for the calls and the version of transformers."""
     if out is not None:
-        write_list(out, keys, of, force=force, calls=calls, transformers=transformers)
+        write_list(out, keys, family, force=force, calls=calls, transformers=transformers)
     else:
-        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of, calls, transformers))
+        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls, transformers))

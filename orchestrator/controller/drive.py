@@ -47,28 +47,15 @@ from orchestrator.ledger.ingest import Ingest
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, run_lock
-from orchestrator.planning.roofline import Gain, Worth, measure_gain
+from orchestrator.planning.roofline import measure_gain
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.export import export, provenance
 from orchestrator.results.recheck import kernels_to_check
+from orchestrator.results.run_results import RunResults, worths_of
 from orchestrator.transport.base import RemoteFile, Transport
+from orchestrator.view.header import RunHeader
 from orchestrator.view.live import LiveStatus
-from orchestrator.view.status import RunHeader
 from worker.tuners.catalog import recorded_tuner
-
-WORTHS = "worths"
-"""Key of the ledger's meta data: the worth of each shape, by id, in a run with --by-value."""
-
-
-def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
-    """The worth of each shape in a run with --by-value; {} for any other run."""
-    return {int(i): Worth(*w) for i, w in ledger.meta(WORTHS, {}).items()}
-
-
-def won_so_far(ledger: LedgerReader, of: Mapping[int, Worth]) -> Gain:
-    """The gain of the run so far."""
-    return measure_gain(of, {w.shape: w.us for w in ledger.winners()}, [s.id for s in ledger.failed()])
-
 
 _US = "SELECT us FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
 
@@ -165,7 +152,8 @@ def drive(
                     ledger.set_meta("ended", time.time())
                 inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
                 code, _ = worker_code(recorded_tuner(config.tuner).worker_package)
-                export(ledger, paths, provenance(ledger, config, inventory_sha256=inventory, code_sha=code))
+                results = RunResults.read(ledger)
+                export(results, paths, provenance(results, config, inventory_sha256=inventory, code_sha=code))
                 report_faults(ledger, watcher)
     return state
 

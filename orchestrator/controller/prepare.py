@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from orchestrator import __version__
 from orchestrator.command_hints import command
-from orchestrator.controller.drive import WORTHS
 from orchestrator.controller.facts import save_facts
 from orchestrator.controller.node_check import NodeReport, check_nodes
 from orchestrator.controller.node_plan import NodePlan, device_memory, plan_nodes
@@ -39,6 +38,7 @@ from orchestrator.planning.cost import CostModel, CostSample, weights
 from orchestrator.planning.plan import Plan, make_plan, memory_note, queue_of, risk_notes
 from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, estimate_worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
+from orchestrator.results.run_results import WORTHS
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
 from orchestrator.shapes.reader import family_of_list, read_shapes, union
 from orchestrator.tables.keys import Key as TableKey

@@ -25,7 +25,8 @@ from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport.base import Transport, connected
-from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
+from orchestrator.view.header import RunHeader
+from orchestrator.view.status import NodeStatus, RunStatus, run_status, state_now
 from worker.protocol import HOT_C
 from worker.text import uncoloured
 

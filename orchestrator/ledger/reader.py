@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
@@ -412,10 +412,12 @@ class LedgerReader:
                 return spread_of_noisy(first, last)
         return 0.0
 
-    def noisy(self) -> dict[int, float]:
-        """The shapes whose winner is noisy, with its spread; without unconfirmed ones, which no table takes."""
+    def noisy(self, winners: Sequence[ProfileRow] | None = None) -> dict[int, float]:
+        """The shapes whose winner is noisy, with its spread; without unconfirmed ones, which no table takes. `winners`:
+        if they have been read already."""
         unconfirmed = {shape.id for shape in self.shapes("tuned") if shape.confirmed is False}
-        spreads = {winner.shape: self.noise(winner.attempt, winner.shape) for winner in self.winners()}
+        rows = self.winners() if winners is None else winners
+        spreads = {winner.shape: self.noise(winner.attempt, winner.shape) for winner in rows}
         return {shape: spread for shape, spread in spreads.items() if spread and shape not in unconfirmed}
 
     def profile_rows(self) -> Iterator[ProfileRow]:

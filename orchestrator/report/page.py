@@ -30,6 +30,8 @@ GENERATOR = "gemmfleet report"
 
 _BUDGETS = ((50_000, 600), (50_000, 120), (20_000, 120), (10_000, 120), (5_000, 80), (2_000, 60), (500, 40))
 """Limits for rows of the table and characters of a text, tried one after the other."""
+FAR_TOO_LARGE = 1.2
+"""If the table alone is estimated to be this many times larger than its room, a budget is not tried."""
 _SAMPLE = 500
 """The size of the table is estimated from this many rows."""
 _PLAIN = frozenset((int, float, bool, type(None)))
@@ -43,39 +45,53 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
 
     Raises OrchestratorError if even the shortest page is too large, and TemplateError.
     """
-    style, script = _part("style.css"), "\n".join(_part(f"{name}.js") for name in SCRIPTS)
-    doc = safe({k: document[k] for k in ("run", "family", "tuner", "state", "sentences", "made")})
-    values = {"doc": doc, "data": embedded(document), "style": style, "script": script, "events": events}
-    values |= {"generator": GENERATOR, "policy": policy(style, script, live=bool(events))}
+    style = _part("style.css")
+    script = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
+    values = {
+        "doc": safe({name: document[name] for name in ("run", "family", "tuner", "state", "sentences", "made")}),
+        "data": embedded(document),
+        "style": style,
+        "script": script,
+        "events": events,
+        "generator": GENERATOR,
+        "policy": security_policy(style, script, live=bool(events)),
+    }
     page = render("report.html.j2", values)
     if len(page.encode()) > MAX_BYTES:
-        raise OrchestratorError(
-            f"the page of run {escaped(str(document['run']))} would be larger than {MAX_BYTES:,} bytes"
-        )
+        run = escaped(str(document["run"]))
+        raise OrchestratorError(f"the page of run {run} would be larger than {MAX_BYTES:,} bytes")
     return page
 
 
 def fit(document: dict[str, Any]) -> dict[str, Any]:
     """Cut the document so that its page is small enough."""
-    shapes, room = document["shapes"], MAX_BYTES - _FRAME
+    shapes = document["shapes"]
+    room = MAX_BYTES - _FRAME
     sample = shapes[:: len(shapes) // _SAMPLE + 1]
     for rows, characters in _BUDGETS:
-        a_row = len(embedded(_cut(sample, characters))) / (len(sample) or 1)
-        if (rows, characters) != _BUDGETS[-1] and min(rows, len(shapes)) * a_row > 1.2 * room:
-            continue  # far too large: not worth a try
-        cut = fitted(document, rows, characters)
+        row_bytes = len(embedded(_cut(sample, characters))) / (len(sample) or 1)
+        is_last = (rows, characters) == _BUDGETS[-1]
+        if not is_last and min(rows, len(shapes)) * row_bytes > FAR_TOO_LARGE * room:
+            continue
+        cut = cut_document(document, rows, characters)
         if len(embedded(cut)) <= room:
             break
     return cut
 
 
-def policy(style: str, script: str, *, live: bool) -> str:
+def security_policy(style: str, script: str, *, live: bool) -> str:
     """The content security policy: it allows this style and script, and on a live page the events of its server."""
     parts = [
-        "default-src 'none'", f"script-src 'sha256-{_hash(script)}'", f"style-src 'sha256-{_hash(style)}'",
-        "img-src data:", "base-uri 'none'", "form-action 'none'",
-    ]  # fmt: skip
-    return "; ".join([*parts, "connect-src 'self'"] if live else parts)
+        "default-src 'none'",
+        f"script-src 'sha256-{_hash(script)}'",
+        f"style-src 'sha256-{_hash(style)}'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    if live:
+        parts.append("connect-src 'self'")
+    return "; ".join(parts)
 
 
 def embedded(value: Any) -> str:
@@ -95,20 +111,20 @@ def safe(value: Any) -> Any:
     return value
 
 
-def fitted(document: dict[str, Any], rows: int, characters: int) -> dict[str, Any]:
+def cut_document(document: dict[str, Any], rows: int, characters: int) -> dict[str, Any]:
     """The document with at most `rows` rows in the table and `characters` characters in a text. Failed shapes are cut
     last."""
-    out = dict(document)
+    cut = dict(document)
     shapes = document["shapes"]
     if len(shapes) > rows:
         state = document["columns"]["row"].index("state")
-        rank = {"failed": 0, "running": 1, "tuned": 2}
-        kept = sorted(range(len(shapes)), key=lambda i: (rank.get(shapes[i][state], 3), i))[:rows]
-        out["shapes"] = [shapes[i] for i in sorted(kept)]
-        out["left_out"] = len(shapes) - rows
+        order = {"failed": 0, "running": 1, "tuned": 2}
+        by_interest = sorted(range(len(shapes)), key=lambda i: (order.get(shapes[i][state], 3), i))
+        cut["shapes"] = [shapes[i] for i in sorted(by_interest[:rows])]
+        cut["left_out"] = len(shapes) - rows
     for part in ("shapes", "fleet", "failures", "incidents", "origin"):
-        out[part] = _cut(out[part], characters)
-    return out
+        cut[part] = _cut(cut[part], characters)
+    return cut
 
 
 def _cut(value: Any, characters: int) -> Any:

@@ -22,6 +22,7 @@ from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results import Document
 from orchestrator.results.bench import BenchResults, redacted
+from orchestrator.results.run_results import RunResults
 from orchestrator.tables.table import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
@@ -31,39 +32,40 @@ MOST_BLOCKED = 1000
 """Candidates that were not measured are listed up to here; the ledger has all."""
 
 
-def export(ledger: LedgerReader, paths: RunPaths, provenance: Document) -> None:
-    """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and provenance.json as the ledger is now.
+def export(results: RunResults, paths: RunPaths, provenance: Document) -> None:
+    """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and provenance.json.
 
     Raises OSError.
     """
+    ledger = results.ledger
     tuner = recorded_tuner(ledger.meta("tuner", ""))
     if tuner.side_by_side:  # no winners of a search: backends side by side
         BenchResults.of_run(ledger, paths, provenance["options"]).write()
     else:
-        write_tuned(ledger, paths)
-        write_profile(ledger, paths.profile)
+        write_tuned(results, paths)
+        write_profile(results, paths.profile)
     if tuner.produces == "configs":
         provenance["configs"] = write_configs(ledger, paths.root)
-    write_failed(ledger, paths)
+    write_failed(results, paths)
     text = json.dumps(provenance, indent=1, ensure_ascii=False, default=str)
     write_atomic(paths.provenance, f"{text}\n")
 
 
-def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
+def write_tuned(results: RunResults, paths: RunPaths) -> None:
     """Write tuned.csv: exactly the shapes tuned in this run, in the family's columns, in the order of the shapes."""
-    family = ledger.family
-    _write(paths.tuned, family.aiter_header, (tuned_columns(row, family).values() for row in ledger.winners()))
+    rows = (tuned_columns(row, results.family).values() for row in results.winners)
+    _write(paths.tuned, results.family.aiter_header, rows)
 
 
-def write_profile(ledger: LedgerReader, path: Path) -> None:
+def write_profile(results: RunResults, path: Path) -> None:
     """Write every candidate, measured or not (us -1), in the order of arrival."""
-    _write(path, (*ledger.family.aiter_header, *PROFILE_EXTRA), (row.values() for row in candidates(ledger)))
+    _write(path, (*results.family.aiter_header, *PROFILE_EXTRA), (row.values() for row in candidates(results)))
 
 
-def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:
+def write_failed(results: RunResults, paths: RunPaths) -> None:
     """Write failed.csv: the shapes without a winner, each with the reason and the place of its last attempt."""
-    rows = ((*s.key, s.reason, no_formula(s.detail), s.node, s.attempts) for s in ledger.failed())
-    _write(paths.failed, (*ledger.family.key_names, *FAILED_EXTRA), rows)
+    rows = ((*s.key, s.reason, no_formula(s.detail), s.node, s.attempts) for s in results.failed)
+    _write(paths.failed, (*results.family.key_names, *FAILED_EXTRA), rows)
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -81,33 +83,32 @@ def _place(row: ProfileRow | ShapeState) -> dict[str, str]:
     return {"attempt": row.attempt, "node": row.node, "slot": row.slot}
 
 
-def winners(ledger: LedgerReader) -> Iterator[Document]:
+def winners(results: RunResults) -> Iterator[Document]:
     """The rows of the shapes tuned in a run as a merge takes them, each with its spread."""
-    noisy = ledger.noisy()
-    for row in ledger.winners():
-        spread = noisy.get(row.shape) or row.row.get("spread", 0.0)
-        yield {**tuned_columns(row, ledger.family), **_place(row), "spread": spread}
+    for row in results.winners:
+        spread = results.noisy.get(row.shape) or row.row.get("spread", 0.0)
+        yield {**tuned_columns(row, results.family), **_place(row), "spread": spread}
 
 
-def candidates(ledger: LedgerReader) -> Iterator[Document]:
+def candidates(results: RunResults) -> Iterator[Document]:
     """The rows of profile.csv: those of every candidate. The spread of a noisy winner covers its first time too."""
-    noisy = ledger.noisy()
-    winner_ids = {winner.id for winner in ledger.winners()}
-    unconfirmed = {shape.id for shape in ledger.shapes("tuned") if shape.confirmed is False}
-    for row in ledger.profile_rows():
+    winner_ids = {winner.id for winner in results.winners}
+    unconfirmed = {shape.id for shape, _ in results.unconfirmed}
+    for row in results.ledger.profile_rows():
         shown = {name: row.row.get(name) for name in SHOWN}
         for name, value in shown.items():
             if isinstance(value, str):
                 shown[name] = no_formula(value)
         is_winner = row.id in winner_ids
-        if is_winner and row.shape in noisy:
-            shown["spread"] = noisy[row.shape]
+        if is_winner and row.shape in results.noisy:
+            shown["spread"] = results.noisy[row.shape]
         marks = {"winner": int(is_winner), "unconfirmed": int(is_winner and row.shape in unconfirmed)}
-        yield {**tuned_columns(row, ledger.family), **_place(row), **shown, **marks}
+        yield {**tuned_columns(row, results.family), **_place(row), **shown, **marks}
 
 
-def provenance(ledger: LedgerReader, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = "") -> Document:
+def provenance(results: RunResults, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = "") -> Document:
     """The document of provenance.json (docs/reference/files.md). References to the environment stay references."""
+    ledger = results.ledger
     options = dict(config.options)
     if recorded_tuner(ledger.meta("tuner", "")).side_by_side:
         options = redacted(options)
@@ -132,13 +133,14 @@ def provenance(ledger: LedgerReader, config: RunConfig, *, inventory_sha256: str
         "devices": [{"node": s.node, "slot": s.slot, "device": s.device, "worker": s.info} for s in slots],
         "images": {slot.node: slot.info["image"] for slot in slots if slot.info.get("image")},
         "measured_on": [
-            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n} for gfx, cu_num, node, n in measured_on(ledger)
+            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n}
+            for gfx, cu_num, node, n in measured_on(results.winners)
         ],
         "shared": _shared_nodes(ledger),
         "unpromised": unpromised(ledger),
-        "counts": ledger.counts().to_json(),
+        "counts": results.counts.to_json(),
         "failures": ledger.failures(),
-        "unconfirmed": _unconfirmed_shapes(ledger),
+        "unconfirmed": _unconfirmed_shapes(results),
         "withheld": _blocked_candidates(ledger),
         "spent_s": {part: round(seconds, 3) for part, seconds in sorted(ledger.spent().items())},
     }
@@ -152,9 +154,9 @@ def _version() -> str:
         return "unknown (not installed)"
 
 
-def measured_on(ledger: LedgerReader) -> list[tuple[str, int, str, int]]:
+def measured_on(winners: Iterable[ProfileRow]) -> list[tuple[str, int, str, int]]:
     """(gfx, cu_num, node, number of winners) of the devices that have some."""
-    counts = Counter((winner.gfx, winner.cu_num or 0, winner.node) for winner in ledger.winners())
+    counts = Counter((winner.gfx, winner.cu_num or 0, winner.node) for winner in winners)
     return [(*device, count) for device, count in sorted(counts.items())]
 
 
@@ -179,13 +181,13 @@ def unpromised(ledger: LedgerReader) -> list[str]:
     return [f"{', '.join(names)}: {warning}" for warning, names in nodes.items()]
 
 
-def _unconfirmed_shapes(ledger: LedgerReader) -> list[Document]:
+def _unconfirmed_shapes(results: RunResults) -> list[Document]:
     """Winners that were chosen without some of the candidates."""
     documents = []
-    for shape, blocked in ledger.unconfirmed():
+    for shape, blocked in results.unconfirmed:
         documents.append(
             {
-                "shape": ledger.family.named_key(shape.key),
+                "shape": results.family.named_key(shape.key),
                 **_place(shape),
                 "why": shape.detail,
                 "withheld": [candidate.to_json() for candidate in blocked[:MOST_BLOCKED]],

@@ -14,7 +14,7 @@ from statistics import median
 from orchestrator.command_hints import command
 from orchestrator.families import grid_point
 from orchestrator.files.read import read_json
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths
 from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
@@ -106,11 +106,10 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     return times
 
 
-def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
-    """The gain over the median candidate, for each of these shapes that has other candidates (1.0: the choice made no
-    difference). Candidates are the correct ones of the settling attempt, with their first measurements."""
-    wanted = set(shapes)
-    winners = {winner.shape: winner for winner in ledger.winners() if winner.shape in wanted}
+def gains(ledger: LedgerReader, of_winners: Sequence[ProfileRow]) -> dict[int, float]:
+    """The gain over the median candidate, by shape, for each of these winners that has other candidates (1.0: the
+    choice made no difference). Candidates are the correct ones of the settling attempt, with their first times."""
+    winners = {winner.shape: winner for winner in of_winners}
     ids = ", ".join(str(int(shape)) for shape in winners)
     rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({ids})")
     others: dict[int, list[float]] = {}

@@ -27,6 +27,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.results.measurement_csv import MAX_LINE, ForeignError, measurement_columns, read_header
+from orchestrator.results.run_results import RunResults
 from orchestrator.shapes.model import Key
 from orchestrator.tables.run_folders import locate_input, provenance_of
 from orchestrator.tables.table_family import family_of
@@ -154,7 +155,7 @@ class _SourceFinder:
                 self.file(paths.profile, ledger.family)
             else:
                 profile = self._aside / f"{len(self._tables)}-profile.csv"
-                write_profile(ledger, profile)
+                write_profile(RunResults.read(ledger), profile)
                 self.file(profile, ledger.family, f"ledger of {paths.run}")
                 state = "has not ended: what its ledger holds"
                 if is_running:

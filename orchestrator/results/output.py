@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from orchestrator.families import label
+from orchestrator.pages import ALL, Cell, Page
 from orchestrator.results import Document
 from orchestrator.results.analyze import LEAD, OFF, spread_of
 from orchestrator.results.comparison import percent
 from orchestrator.results.fastest_rows import device_text
 from orchestrator.results.verdicts import AGAIN_BOUND
 from worker.text import and_more, plural
-
-Cell = str | tuple[str, str]
-
-
-class Page(Protocol):
-    """A page that takes sentences and tables (`cli.printer`)."""
-
-    def line(self, *texts: str) -> None: ...
-
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[Cell]],
-        what: str = "row",
-        *,
-        right: Sequence[str] = (),
-        most: int = 40,
-        more: str = "",
-    ) -> None: ...
-
 
 _STYLES = {
     "regression": "bold red",
@@ -63,7 +44,6 @@ MOST_WRONG = 100
 """Rows beyond the error ratio that are listed."""
 MOST_PAIRS = 28
 """Pairs of backends that are listed: all of eight backends."""
-ALL = "all with --json"
 
 
 def add_analysis(page: Page, analysis: Document, most: int) -> None:

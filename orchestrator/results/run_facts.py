@@ -11,6 +11,7 @@ from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Repo
 from orchestrator.paths import RunPaths
 from orchestrator.results import Document
 from orchestrator.results.export import tuned_columns
+from orchestrator.results.run_results import RunResults
 from orchestrator.tables.keys import Key, KeyFault, key_of, number_of
 from orchestrator.tables.newcomers import Newcomer
 from orchestrator.tables.run_folders import provenance_of
@@ -21,22 +22,25 @@ _COUNTS = "SELECT attempt, shape, count(*), sum(status <> 'ok') FROM rows WHERE 
 
 
 class RunFacts:
-    """The fields of a newcomer's record, from the run's ledger and its provenance.json; callable.
+    """The fields of a newcomer's record, from the run's results (by default: as its ledger has them) and its
+    provenance.json; callable.
 
     A run without a ledger (collected from elsewhere) gives what its provenance.json says.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, results: RunResults | None = None) -> None:
         paths = RunPaths(folder)
         self._run_fields: Document = {"source": str(folder)}
         self._by_key: dict[Key, tuple[float, Document]] = {}
         document = provenance_of(folder)
         if document:
             self._run_fields = {"run": str(document.get("run") or paths.run), "flags": document.get("options")}
-        if paths.ledger.is_file():
+        if results is not None:
+            self._read(results)
+        elif paths.ledger.is_file():
             try:
                 with LedgerReader.open_readonly(paths.ledger) as ledger:
-                    self._read(ledger)
+                    self._read(RunResults.read(ledger))
             except OrchestratorError as e:
                 self._run_fields["note"] = f"the ledger could not be read: {e}"[:200]
 
@@ -47,17 +51,17 @@ class RunFacts:
             fields = {name: new.cells[name] for name in ("attempt", "node", "slot") if new.cells.get(name)}
         return self._run_fields | fields
 
-    def _read(self, ledger: LedgerReader) -> None:
+    def _read(self, results: RunResults) -> None:
         """Keep the fields of all winners by their keys in a table."""
+        ledger = results.ledger
         tuner = str(ledger.meta("tuner") or "")
         infos = {(slot.node, slot.slot): (slot.info, slot.device) for slot in ledger.slots()}
         reports = ledger.reports()
         counts = {(attempt, shape): numbers for attempt, shape, *numbers in ledger.query(_COUNTS)}
-        noisy = ledger.noisy()
-        for row in ledger.winners():
-            cells = {name: cell(value) for name, value in tuned_columns(row, ledger.family).items()}
+        for row in results.winners:
+            cells = {name: cell(value) for name, value in tuned_columns(row, results.family).items()}
             try:
-                key = key_of(cells, ledger.family)
+                key = key_of(cells, results.family)
             except KeyFault:
                 continue
             us = number_of(cells["us"])
@@ -66,7 +70,7 @@ class RunFacts:
             info, device = infos.get((row.node, row.slot), ({}, {}))
             # the spread of a noisy winner covers its first time too, as in profile.csv
             fields = _fields(row, info, device, reports.get(row.attempt, NO_REPORT), tuner)
-            fields["spread"] = noisy.get(row.shape) or fields["spread"]
+            fields["spread"] = results.noisy.get(row.shape) or fields["spread"]
             fields["tried"], fields["failed"] = counts.get((row.attempt, row.shape), (None, None))
             self._by_key[key] = (us, fields)
 

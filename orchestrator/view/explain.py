@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,20 +14,14 @@ from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.policy.model import Attempt, Shape
 from orchestrator.policy.policy import whereabouts, why
 from orchestrator.reasons import Reason
-from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
-from orchestrator.view.words import (
-    Step,
-    advice,
-    clock,
-    end_of,
-    incident_advice,
-    incidents_of,
-    kind_of,
-    leases_words,
-    settled_words,
-    shape_steps,
-    went_wrong,
-)
+from orchestrator.view.advice import advise_on_failure, advise_on_incident
+from orchestrator.view.formatting import clock
+from orchestrator.view.header import names_of
+from orchestrator.view.history import Step, shape_steps, went_wrong
+from orchestrator.view.sentences import describe_end, describe_queue, describe_settled
+from orchestrator.view.slot_speed import flags
+from orchestrator.view.status import done_word, node_detail, node_state
+from orchestrator.view.timeline import find_incidents, kind_of
 from worker.families import backend_of
 from worker.protocol import HOT_C, evidence
 from worker.text import and_more, plural
@@ -41,7 +35,7 @@ _FAULTED = f"""SELECT kernel_name, libtype, node, slot, status, shape, detail, a
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CandidateFault:
     """One time that a candidate faulted. `elsewhere`: sentence on its result on other slots."""
 
     shape: int
@@ -58,63 +52,80 @@ class FaultedCandidate:
 
     name: str
     backend: str
-    seen: list[Seen] = field(default_factory=list)
+    faults: list[CandidateFault] = field(default_factory=list)
 
     @property
     def title(self) -> str:
         return f"{self.name} ({self.backend})" if self.backend else self.name
 
     @property
-    def shapes(self) -> dict[int, None]:
-        return dict.fromkeys(x.shape for x in self.seen)
+    def shapes(self) -> Collection[int]:
+        """Shapes at which it faulted, in the order of its faults."""
+        return dict.fromkeys(fault.shape for fault in self.faults)
 
-    def words(self, shape: int | None = None) -> str:
+    def describe(self, shape: int | None = None) -> str:
         """`faulted on n1 slot 0 (fault: SIGSEGV); it ran on another slot`, of all shapes or of one."""
-        seen = [x for x in self.seen if shape in (None, x.shape)]
-        places = list(dict.fromkeys(f"{x.node} slot {x.slot}" for x in seen))
-        elsewhere = seen[-1].elsewhere if len(places) == 1 else ""
-        return "; ".join(filter(None, (f"faulted on {and_more(places, 4)} ({seen[0].what})", elsewhere)))
+        faults = [fault for fault in self.faults if shape in (None, fault.shape)]
+        slots = list(dict.fromkeys(f"{fault.node} slot {fault.slot}" for fault in faults))
+        text = f"faulted on {and_more(slots, 4)} ({faults[0].what})"
+        elsewhere = faults[-1].elsewhere if len(slots) == 1 else ""
+        return f"{text}; {elsewhere}" if elsewhere else text
 
 
-def faulted(ledger: LedgerReader) -> list[FaultedCandidate]:
+def find_faulted(ledger: LedgerReader) -> list[FaultedCandidate]:
     """Candidates that faulted, those with the most shapes first."""
-    found: dict[tuple[str, str], FaultedCandidate] = {}
+    candidates: dict[tuple[str, str], FaultedCandidate] = {}
 
-    def add(name: str, libtype: str, seen: Seen) -> None:
+    def add(name: str, libtype: str, fault: CandidateFault) -> None:
         backend = backend_of(ledger.family.name, {"libtype": libtype, "kernelName": name}) or libtype
-        found.setdefault((name, backend), FaultedCandidate(name, backend)).seen.append(seen)
+        candidates.setdefault((name, backend), FaultedCandidate(name, backend)).faults.append(fault)
 
     for name, libtype, node, slot, status, shape, detail, attempt in ledger.query(_FAULTED):
-        add(name or "a candidate without a name", libtype, Seen(shape, node, slot, attempt, _what(status, detail)))
-    left_out = ledger.blocked_candidates()
-    known = dict(ledger.query("SELECT DISTINCT kernel_name, libtype FROM rows")) if left_out else {}
-    for w in left_out:
-        elsewhere = "it ran on another slot" if w.verdict == "ran" else ""
-        if w.verdict is None and not w.confirmed:
+        fault = CandidateFault(shape, node, slot, attempt, _describe_fault(status, detail))
+        add(name or "a candidate without a name", libtype, fault)
+    blocked = ledger.blocked_candidates()
+    libtypes = dict(ledger.query("SELECT DISTINCT kernel_name, libtype FROM rows")) if blocked else {}
+    for candidate in blocked:
+        elsewhere = "it ran on another slot" if candidate.verdict == "ran" else ""
+        if candidate.verdict is None and not candidate.confirmed:
             elsewhere = "unconfirmed: no other slot has tried it"
-        seen = Seen(w.shape, w.node, w.slot, w.attempt, _what(w.outcome, w.detail), elsewhere)
-        add(w.name or " ".join(w.candidate), known.get(w.name, ""), seen)
-    return sorted(found.values(), key=lambda f: -len(f.shapes))[:MOST]
+        what = _describe_fault(candidate.outcome, candidate.detail)
+        fault = CandidateFault(candidate.shape, candidate.node, candidate.slot, candidate.attempt, what, elsewhere)
+        add(candidate.name or " ".join(candidate.candidate), libtypes.get(candidate.name, ""), fault)
+    return sorted(candidates.values(), key=lambda candidate: -len(candidate.shapes))[:MOST]
 
 
-def _what(status: str, detail: str) -> str:
+def _describe_fault(status: str, detail: str) -> str:
     return f"{status}: {detail}" if detail else status
 
 
 def slot_warnings(ledger: LedgerReader) -> dict[str, list[Step]]:
     """Steps by node for attempts during which hardware errors rose, or whose GPU was hot."""
-    out, attempts = defaultdict[str, list[Step]](list), ledger.replayed.attempts
+    steps: dict[str, list[Step]] = defaultdict(list)
+    attempts = ledger.replayed.attempts
     for id_, report in ledger.reports().items():
-        a = attempts.get(id_)
-        before, after = (report.conditions.get(when, {}) for when in ("before", "after"))
-        words = [evidence(before, after)] if before and after else []
-        warm = after.get("temperature_c")
-        degrees = [x for x in warm.values() if isinstance(x, int | float)] if isinstance(warm, dict) else []
-        words += [f"{max(degrees):.0f} C at its end"] if max(degrees, default=0.0) >= HOT_C else []
-        if a is not None:
-            t = a.ended_at or a.sent_at
-            out[a.node] += [(t, f"slot {a.slot} ({id_}): {text}", "reading") for text in words if text]
-    return out
+        attempt = attempts.get(id_)
+        if attempt is None:
+            continue
+        before = report.conditions.get("before", {})
+        after = report.conditions.get("after", {})
+        warnings = [evidence(before, after)] if before and after else []
+        hottest = _hottest(after)
+        if hottest >= HOT_C:
+            warnings.append(f"{hottest:.0f} C at its end")
+        for text in warnings:
+            if text:
+                t = attempt.ended_at or attempt.sent_at
+                steps[attempt.node].append(Step(t, f"slot {attempt.slot} ({id_}): {text}", "reading"))
+    return steps
+
+
+def _hottest(reading: dict[str, Any]) -> float:
+    """The highest temperature of a reading, 0 if it has none."""
+    sensors = reading.get("temperature_c")
+    if not isinstance(sensors, dict):
+        return 0.0
+    return max((degrees for degrees in sensors.values() if isinstance(degrees, int | float)), default=0.0)
 
 
 MOST_STEPS = 14
@@ -139,15 +150,19 @@ class Story:
     advice: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        out = [f"{self.kind} {self.subject}: {self.now}"]
-        skip = len(self.steps) - MOST_STEPS
-        wide = None if self.kind == "node" else WIDE  # what happened to a node may end with a command to type
-        for i, (t, text, _) in enumerate(self.steps):
-            if skip > 0 and i == MOST_STEPS // 2:
-                out.append(f"            ... and {skip} more")
-            if skip <= 0 or not MOST_STEPS // 2 <= i < MOST_STEPS // 2 + skip:
-                out.append(f"  {clock(t)}  {text if wide is None or len(text) <= wide else text[: wide - 3] + '...'}")
-        return out + [f"  - {text}" for text in self.advice]
+        lines = [f"{self.kind} {self.subject}: {self.now}"]
+        steps = [f"  {clock(step.t)}  {self._shortened(step.text)}" for step in self.steps]
+        skipped = len(steps) - MOST_STEPS
+        if skipped > 0:
+            first = MOST_STEPS // 2
+            steps = [*steps[:first], f"            ... and {skipped} more", *steps[first + skipped :]]
+        return [*lines, *steps, *(f"  - {text}" for text in self.advice)]
+
+    def _shortened(self, text: str) -> str:
+        # what happened to a node may end with a command to type
+        if self.kind == "node" or len(text) <= WIDE:
+            return text
+        return text[: WIDE - 3] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +177,18 @@ class Explanation:
     def lines(self) -> list[str]:
         if not self.stories:
             return [f"Nothing has failed. For the history of one group, shape or node, name it: {self.next}"]
-        return [line for s in self.stories for line in s.lines()]
+        return [line for story in self.stories for line in story.lines()]
 
     def to_json(self) -> dict[str, Any]:
-        names = ("t", "text", "kind")
-        stories = [{**asdict(s), "steps": [dict(zip(names, x, strict=True)) for x in s.steps]} for s in self.stories]
+        stories = [{**asdict(story), "steps": [step._asdict() for step in story.steps]} for story in self.stories]
         return {"run": self.run, "stories": stories}
 
 
 def explain(paths: RunPaths, what: str | None) -> Explanation:
     """The story of `what` (a group, a shape as 16x1280x8192 or its number, a node), or of all that did not go well."""
     with LedgerReader.open_readonly(paths.ledger) as ledger, ledger.snapshot():
-        again = command(f"explain {paths.run} NAME{runs_option(paths.root.parent)}")
-        return Explanation(paths.run, _stories_of(what, _Stories(paths, ledger), ledger), again)
+        stories = _stories_of(what, _Stories(paths, ledger), ledger)
+    return Explanation(paths.run, stories, command(f"explain {paths.run} NAME{runs_option(paths.root.parent)}"))
 
 
 def _stories_of(what: str | None, stories: _Stories, ledger: LedgerReader) -> list[Story]:
@@ -185,9 +199,9 @@ def _stories_of(what: str | None, stories: _Stories, ledger: LedgerReader) -> li
         return [stories.group(state.attempts[what])]
     if what in state.nodes:
         return [stories.node(what)]
-    shape = int(what) if what.isdigit() else next((i for i in ledger.keys if stories.named(i) == what), -1)
-    if shape in ledger.keys:
-        return [stories.shape(shape)]
+    shapes = [int(what)] if what.isdigit() else [id_ for id_ in ledger.keys if stories.named(id_) == what]
+    if shapes and shapes[0] in ledger.keys:
+        return [stories.shape(shapes[0])]
     raise InputError(
         f"run {ledger.meta('run')} has no group, shape or node {what!r} (groups: {and_more(list(state.attempts), 6)};"
         f" nodes: {', '.join(sorted(state.nodes))})"
@@ -198,115 +212,151 @@ class _Stories:
     """Stories of one run."""
 
     def __init__(self, paths: RunPaths, ledger: LedgerReader) -> None:
-        self._paths, self._ledger, self._state = paths, ledger, ledger.replayed
+        self._paths = paths
+        self._ledger = ledger
+        self._state = ledger.replayed
         self._done = done_word(RunConfig.read(paths.config).tuner)
         self.named = names_of(ledger)
-        self._faulted = faulted(ledger)
+        self._faulted = find_faulted(ledger)
         self._warnings = slot_warnings(ledger)
 
     def troubles(self) -> list[Story]:
         """Stories of pools, nodes, shapes and candidates with problems, at most MOST_STORIES of each."""
         state = self._state
-        pools = [
-            Story(pool, "pool", leases_words(leases), advice=["A smaller request may be granted sooner."])
-            for pool, leases in state.queued_leases.items()
-            if leases
-        ]
-        nodes = [n for n in state.nodes if self._warnings.get(n) or incidents_of(state, n)]
-        rank = {"failed": 0, "pending": 1, "tuned": 2}
-        shapes = [s for s in state.shapes.values() if went_wrong(state, s)]
-        shapes.sort(key=lambda s: (rank[s.state], s.confirmed is not False))
+        nodes = [name for name in state.nodes if self._warnings.get(name) or find_incidents(state, name)]
+        order = {"failed": 0, "pending": 1, "tuned": 2}
+        shapes = [shape for shape in state.shapes.values() if went_wrong(state, shape)]
+        shapes.sort(key=lambda shape: (order[shape.state], shape.confirmed is not False))
         return [
-            *pools,
-            *(self.node(n, brief=True) for n in nodes[:MOST_STORIES]),
-            *(self.shape(s.id) for s in shapes[:MOST_STORIES]),
-            *(self.candidate(f) for f in self._faulted[:MOST_STORIES]),
+            *(self.pool(name) for name, leases in state.queued_leases.items() if leases),
+            *(self.node(name, brief=True) for name in nodes[:MOST_STORIES]),
+            *(self.shape(shape.id) for shape in shapes[:MOST_STORIES]),
+            *(self.candidate(candidate) for candidate in self._faulted[:MOST_STORIES]),
         ]
+
+    def pool(self, name: str) -> Story:
+        """Story of the leases of a pool that wait in its scheduler's queue."""
+        queue = describe_queue(self._state.queued_leases[name])
+        return Story(name, "pool", queue, advice=["A smaller request may be granted sooner."])
 
     def shape(self, id_: int) -> Story:
-        s, skipped = self._state.shapes.get(id_), self._ledger.skipped().get(id_)
-        if s is None or skipped is not None:
-            reason = f" ({skipped[0]})" if skipped and skipped[0] else ""
-            now = f"skipped{reason}: {skipped[1]}" if skipped else "pending"
-            return Story(self.named(id_), "shape", now)
-        now = settled_words(s, self._done) if s.state != "pending" else f"pending: {why(self._state, id_)}"
-        found = [f for f in self._faulted if id_ in f.shapes]
-        notes = [f"Candidate {f.title} {f.words(id_)}" for f in found[:MOST_CANDIDATES]]
-        if len(found) > MOST_CANDIDATES:
-            notes.append(f"{plural(len(found) - MOST_CANDIDATES, 'more candidate')} faulted at this shape.")
-        notes += self._advice([s]) + self._again(s.attempts)
-        return Story(self.named(id_), "shape", now, shape_steps(self._state, s), notes)
+        """Story of a shape, with the candidates that faulted at it."""
+        name = self.named(id_)
+        shape = self._state.shapes.get(id_)
+        skipped = self._ledger.skipped().get(id_)
+        if skipped is not None:
+            reason = f" ({skipped[0]})" if skipped[0] else ""
+            return Story(name, "shape", f"skipped{reason}: {skipped[1]}")
+        if shape is None:
+            return Story(name, "shape", "pending")
+        if shape.state == "pending":
+            now = f"pending: {why(self._state, id_)}"
+        else:
+            now = describe_settled(shape, self._done)
+        faulted = [candidate for candidate in self._faulted if id_ in candidate.shapes]
+        notes = [f"Candidate {candidate.title} {candidate.describe(id_)}" for candidate in faulted[:MOST_CANDIDATES]]
+        if len(faulted) > MOST_CANDIDATES:
+            notes.append(f"{plural(len(faulted) - MOST_CANDIDATES, 'more candidate')} faulted at this shape.")
+        notes += self._advice([shape]) + self._reproductions(shape.attempts)
+        return Story(name, "shape", now, shape_steps(self._state, shape), notes)
 
-    def group(self, a: Attempt) -> Story:
+    def group(self, attempt: Attempt) -> Story:
         """Story of the shapes of one process."""
-        where, left = f"on {a.node} slot {a.slot}", len(self._state.unsettled(a.shapes))
-        ended = "running" if a.state == "started" else a.state
-        now = f"{ended} {where}, {plural(len(a.shapes), 'shape')}, {left} of them not settled"
-        now += f": {whereabouts(self._state, a)}" if a.state != "over" else ""
-        names = and_more([self.named(i) for i in a.shapes], MOST_SHAPES)
-        steps = [(a.sent_at, f"sent to {a.node} slot {a.slot} with {names}, estimated {a.cost_s:.1f} s", "sent")]
-        if a.started_at is not None:
-            steps.append((a.started_at, f"begun {where}", "begun"))
-        if a.current is not None:
-            steps.append((a.current_at, f"{self.named(a.current)} in flight", "running"))
-        if a.landed:
-            done = f"{len(a.landed)} of {plural(len(a.shapes), 'shape')} came to a result"
-            steps.append((a.moved_at, done, "settled"))
-        if a.ended_at is not None:
-            steps.append((a.ended_at, end_of(self._state, a, self.named), kind_of(a)))
-        return Story(
-            a.id, "group", now, steps, self._advice(self._state.shapes[i] for i in a.shapes) + self._again([a.id])
-        )
+        place = f"{attempt.node} slot {attempt.slot}"
+        shapes = plural(len(attempt.shapes), "shape")
+        state = "running" if attempt.state == "started" else attempt.state
+        now = f"{state} on {place}, {shapes}, {len(self._state.unsettled(attempt.shapes))} of them not settled"
+        if attempt.state != "over":
+            now += f": {whereabouts(self._state, attempt)}"
+        names = and_more([self.named(i) for i in attempt.shapes], MOST_SHAPES)
+        sent = f"sent to {place} with {names}, estimated {attempt.cost_s:.1f} s"
+        steps = [Step(attempt.sent_at, sent, "sent")]
+        if attempt.started_at is not None:
+            steps.append(Step(attempt.started_at, f"begun on {place}", "begun"))
+        if attempt.current is not None:
+            steps.append(Step(attempt.current_at, f"{self.named(attempt.current)} in flight", "running"))
+        if attempt.landed:
+            steps.append(Step(attempt.moved_at, f"{len(attempt.landed)} of {shapes} came to a result", "settled"))
+        if attempt.ended_at is not None:
+            steps.append(Step(attempt.ended_at, describe_end(attempt, self.named), kind_of(attempt)))
+        notes = self._advice(self._state.shapes[i] for i in attempt.shapes) + self._reproductions([attempt.id])
+        return Story(attempt.id, "group", now, steps, notes)
 
     def node(self, name: str, *, brief: bool = False) -> Story:
-        """`brief`: without the attempts that went well there."""
-        state, node = self._state, self._state.nodes[name]
-        of = f"lease {node.lease} on {node.host}; " if node.lease else ""
-        now = f"{of}{plural(node.tuned, 'shape')} {self._done}, {node.failed} failed there; {node_state(node)}"
-        now += f" ({detail})" if (detail := node_detail(node)) else ""
-        now += "".join(f"; slot {s.name} {s.state} ({s.why})" for s in node.slots.values() if s.why)
-        now += "".join(f"; slot {slot} is {words}" for (n, slot), words in flags(state).items() if n == name)
-        incidents = incidents_of(state, name)
-        steps = [(i.start, i.text, i.kind) for i in incidents] + self._warnings.get(name, [])
-        ordered = sorted(incidents, key=lambda incident: incident.kind)
-        notes = list(dict.fromkeys(incident_advice(i, node, self._paths) for i in ordered))
+        """Story of a node. `brief`: without the attempts that went well there."""
+        node = self._state.nodes[name]
+        incidents = find_incidents(self._state, name)
+        steps = [Step(incident.start, incident.text, incident.kind) for incident in incidents]
+        steps += self._warnings.get(name, [])
+        by_kind = sorted(incidents, key=lambda incident: incident.kind)
+        notes = list(dict.fromkeys(advise_on_incident(incident, node, self._paths) for incident in by_kind))
         if not brief:
-            steps += [
-                (
-                    a.ended_at or a.started_at,
-                    end_of(state, a, self.named) if a.ended_at else f"attempt {a.id} is running",
-                    kind_of(a),
-                )
-                for a in state.attempts.values()
-                if a.node == name and a.started_at is not None
+            begun = [
+                attempt
+                for attempt in self._state.attempts.values()
+                if attempt.node == name and attempt.started_at is not None
             ]
-            notes = self._left_out(name) + notes
-        return Story(name, "node", now, sorted(steps), notes)
+            steps += [self._attempt_step(attempt) for attempt in begun]
+            notes = self._blocked_notes(name) + notes
+        return Story(name, "node", self._describe_node(name), sorted(steps), notes)
 
-    def candidate(self, f: FaultedCandidate) -> Story:
+    def _describe_node(self, name: str) -> str:
+        """`8 shapes tuned, 1 failed there; ready; slot 1 quarantined (3 faults ...)`."""
+        node = self._state.nodes[name]
+        text = f"{plural(node.tuned, 'shape')} {self._done}, {node.failed} failed there; {node_state(node)}"
+        if node.lease:
+            text = f"lease {node.lease} on {node.host}; {text}"
+        detail = node_detail(node)
+        if detail:
+            text += f" ({detail})"
+        for slot in node.slots.values():
+            if slot.why:
+                text += f"; slot {slot.name} {slot.state} ({slot.why})"
+        for (node_name, slot_name), flag in flags(self._state).items():
+            if node_name == name:
+                text += f"; slot {slot_name} is {flag}"
+        return text
+
+    def _attempt_step(self, attempt: Attempt) -> Step:
+        """Step of an attempt that a worker began: its end, or that it runs."""
+        if attempt.ended_at:
+            return Step(attempt.ended_at, describe_end(attempt, self.named), kind_of(attempt))
+        return Step(attempt.started_at or 0.0, f"attempt {attempt.id} is running", kind_of(attempt))
+
+    def candidate(self, candidate: FaultedCandidate) -> Story:
         """Story of a candidate that faulted."""
-        names = and_more([self.named(i) for i in f.shapes], MOST_SHAPES)
-        again = self._again(x.attempt for x in f.seen)[:MOST_SCRIPTS]
-        return Story(f.title, "candidate", f"{f.words()}; at {names}", [], again)
+        names = and_more([self.named(i) for i in candidate.shapes], MOST_SHAPES)
+        scripts = self._reproductions(fault.attempt for fault in candidate.faults)[:MOST_SCRIPTS]
+        return Story(candidate.title, "candidate", f"{candidate.describe()}; at {names}", [], scripts)
 
-    def _left_out(self, node: str) -> list[str]:
+    def _blocked_notes(self, node: str) -> list[str]:
         """Sentences on the candidates that the node's blocklist makes later runs leave out."""
-        found = [f for f in self._faulted if any(x.node == node for x in f.seen)]
-        notes = [f"Later runs leave out candidate {f.title}: {f.words()}" for f in found[:MOST_CANDIDATES]]
-        if not notes:
+        blocked = [candidate for candidate in self._faulted if any(fault.node == node for fault in candidate.faults)]
+        if not blocked:
             return []
-        more = f", {len(found) - len(notes)} more than these" if len(found) > len(notes) else ""
+        notes = [
+            f"Later runs leave out candidate {candidate.title}: {candidate.describe()}"
+            for candidate in blocked[:MOST_CANDIDATES]
+        ]
+        more = f", {len(blocked) - len(notes)} more than these" if len(blocked) > len(notes) else ""
         again = "to try them again, delete .cache/aiter/*/blocklist.jsonl in the node's work folder"
         return [*notes, f"A node leaves out such candidates for seven days{more}; {again}"]
 
     def _advice(self, shapes: Iterable[Shape]) -> list[str]:
+        """Advice on each reason for which one of the shapes failed, with the node of the first."""
         nodes: dict[Reason, str] = {}
-        for s in shapes:
-            if s.state == "failed" and s.reason is not None:
-                a = self._state.attempts.get(s.attempt)
-                nodes.setdefault(s.reason, a.node if a else "")
-        return [text for reason, node in nodes.items() for text in advice(reason, self._paths.named, node)]
+        for shape in shapes:
+            if shape.state == "failed" and shape.reason is not None:
+                attempt = self._state.attempts.get(shape.attempt)
+                nodes.setdefault(shape.reason, attempt.node if attempt else "")
+        advice = []
+        for reason, node in nodes.items():
+            advice += advise_on_failure(reason, self._paths.named, node)
+        return advice
 
-    def _again(self, attempts: Iterable[str]) -> list[str]:
-        found = [p for a in dict.fromkeys(attempts) for p in sorted(self._paths.attempt(a).glob(f"**/{REPRODUCTION}"))]
-        return [f"To see the fault again, on that node in the image: {script}" for script in found[:MOST]]
+    def _reproductions(self, attempts: Iterable[str]) -> list[str]:
+        """Paths of the scripts with which AITER's tuner shows a fault of these attempts again."""
+        scripts = []
+        for attempt in dict.fromkeys(attempts):
+            scripts += sorted(self._paths.attempt(attempt).glob(f"**/{REPRODUCTION}"))
+        return [f"To see the fault again, on that node in the image: {script}" for script in scripts[:MOST]]

@@ -5,8 +5,15 @@ from __future__ import annotations
 from orchestrator.events import Record
 from orchestrator.policy.model import Node, Slot, State
 from orchestrator.reasons import Reason
-from orchestrator.view.status import RunHeader, RunStatus, run_status
-from orchestrator.view.words import end_of, leases_words, node_words, settled_words, slot_change
+from orchestrator.view.header import RunHeader
+from orchestrator.view.sentences import (
+    describe_end,
+    describe_node_change,
+    describe_queue,
+    describe_settled,
+    describe_slot_change,
+)
+from orchestrator.view.status import RunStatus, run_status
 
 _WELL = (None, Reason.DONE, Reason.CANCELLED, Reason.LEASE_ENDED)
 _NODE_NOTES = ("trouble", "busy", "shared", "lost", "gone")
@@ -18,14 +25,18 @@ class LiveStatus:
     """Live status of a run. Call `feed` with each record before it is applied to the `state`."""
 
     def __init__(self, state: State, about: RunHeader) -> None:
-        self._state, self._about = state, about
+        self._state = state
+        self._about = about
         self._last: Record | None = None
         self._notes: list[tuple[str, bool]] = []
-        self._seen = {id(n): len(n.history) for n in state.nodes.values()}
-        """Entries of the history of each node and slot that were looked at."""
-        self._seen |= {id(s): len(s.history) for n in state.nodes.values() for s in n.slots.values()}
+        self._entries_seen: dict[int, int] = {}
+        """Entries of the history of each node and slot that were looked at, by the object's id."""
+        for node in state.nodes.values():
+            parts: list[Node | Slot] = [node, *node.slots.values()]
+            for part in parts:
+                self._entries_seen[id(part)] = len(part.history)
         self._queued = dict(state.queued_leases)
-        self._shut: set[tuple[str, str]] = set()
+        self._noted_quarantines: set[tuple[str, str]] = set()
         """(node, reason) of the quarantines that were noted."""
         self._details: dict[str, str] = {}
         """Node -> its latest detail beside the records: progress of its preparation, or its trouble."""
@@ -57,10 +68,10 @@ class LiveStatus:
     def status(self, now: float) -> RunStatus:
         """Status at this moment."""
         self._catch_up()
-        s = run_status(self._state, self._about, "running", now)
-        for node in s.nodes:
+        status = run_status(self._state, self._about, "running", now)
+        for node in status.nodes:
             node.detail = self._details.get(node.name) or node.detail
-        return s
+        return status
 
     def _catch_up(self) -> None:
         """Note what the last record changed, where the user should see it. A failed shape is not noted: the report at
@@ -71,40 +82,45 @@ class LiveStatus:
         node = self._state.nodes.get(getattr(record, "node", ""))
         slot = node.slots.get(getattr(record, "slot", "")) if node else None
         if slot is not None:
-            self._of_slot(slot)
+            self._note_slot(slot)
         elif node is not None:
-            self._of_node(node)
-        named, a = self._about.named, self._state.attempts.get(getattr(record, "attempt", None) or "")
+            self._note_node(node)
         shape = self._state.shapes.get(getattr(record, "shape", -1))
-        if shape is None and a is not None and a.state == "over" and a.outcome not in _WELL:
-            self._notes.append((end_of(self._state, a, named), True))
+        attempt = self._state.attempts.get(getattr(record, "attempt", None) or "")
+        if shape is None and attempt is not None and attempt.state == "over" and attempt.outcome not in _WELL:
+            self._notes.append((describe_end(attempt, self._about.named), True))
         if shape is not None and shape.state == "tuned" and shape.confirmed is False:
-            self._notes.append((f"{named(shape.id)} {settled_words(shape)}", True))
-        pool = getattr(record, "pool", "")
+            self._notes.append((f"{self._about.named(shape.id)} {describe_settled(shape)}", True))
+        self._note_queue(getattr(record, "pool", ""))
+
+    def _note_queue(self, pool: str) -> None:
         leases = self._state.queued_leases.get(pool, ())
-        if leases != self._queued.get(pool, ()):
-            self._queued[pool] = leases
-            if leases:
-                self._notes.append((f"{pool}: {leases_words(leases)}", False))
+        if leases == self._queued.get(pool, ()):
+            return
+        self._queued[pool] = leases
+        if leases:
+            self._notes.append((f"{pool}: {describe_queue(leases)}", False))
 
-    def _new(self, x: Node | Slot) -> list[tuple[float, str, str]]:
-        since, self._seen[id(x)] = self._seen.get(id(x), 0), len(x.history)
-        return x.history[since:]
+    def _new_entries(self, part: Node | Slot) -> list[tuple[float, str, str]]:
+        seen = self._entries_seen.get(id(part), 0)
+        self._entries_seen[id(part)] = len(part.history)
+        return part.history[seen:]
 
-    def _of_node(self, node: Node) -> None:
-        for _, to, why in self._new(node):
+    def _note_node(self, node: Node) -> None:
+        for _, to, why in self._new_entries(node):
             if to != "trouble":
                 self._details.pop(node.name, None)
             if to in _NODE_NOTES:
-                self._notes.append((node_words(node, to, why), not why.startswith("released")))
+                self._notes.append((describe_node_change(node, to, why), not why.startswith("released")))
 
-    def _of_slot(self, slot: Slot) -> None:
-        for _, to, why in self._new(slot):
+    def _note_slot(self, slot: Slot) -> None:
+        for _, to, why in self._new_entries(slot):
+            until = 0.0
             if to == "quarantined":
-                known = (slot.node, why) in self._shut  # each slot of a node has the same reason
-                self._shut.add((slot.node, why))
-                if known:
+                until = slot.gpu.until
+                quarantine = (slot.node, why)
+                if quarantine in self._noted_quarantines:  # each slot of a node has the same reason
                     continue
+                self._noted_quarantines.add(quarantine)
             if to in _SLOT_NOTES:
-                text = slot_change(self._state, slot, to, why, slot.gpu.until if to == "quarantined" else 0.0)
-                self._notes.append((text, True))
+                self._notes.append((describe_slot_change(self._state, slot, to, why, until), True))

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli import (
-    ending,  # noqa: F401 - imported once, for all that are forked
-    tuning,
-)
+from orchestrator.cli import cancel, driving
+from orchestrator.cli.printer import finish_page
 from orchestrator.controller.drive import DriveSettings
 from orchestrator.controller.messages import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
@@ -37,9 +35,10 @@ def main(request: Mapping[str, Any]) -> int:
     settings = DriveSettings(lambda plan: NodeLink(plan, place), timeouts, POLICY)
     try:
         if request["what"] == "cancel":
-            tuning.cancel(paths, settings)
+            cancel.cancel_run(paths, settings)
             return 0
-        return tuning.drive_here(paths, json_=False, retry=tuple(request["retry"]), settings=settings).finish()
+        page = driving.drive_here(paths, json_=False, retry=tuple(request["retry"]), settings=settings)
+        return finish_page(page)
     except OrchestratorError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code

@@ -148,7 +148,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
     from orchestrator.bench import request
     from orchestrator.bench.request import TUNER, parse_sides, tuner_options
-    from orchestrator.cli.screen import LineView
+    from orchestrator.cli.live_view import LineView
     from orchestrator.controller.drive import drive
     from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 

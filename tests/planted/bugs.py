@@ -243,8 +243,8 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/worker/test_device.py::test_a_cpu_is_named_as_one",),
     ),
     Bug(
-        "cpu-bench-unmarked", 13, "orchestrator/cli/ending.py",
-        "{'the CPU ' if on_cpu else ''}",
+        "cpu-bench-unmarked", 13, "orchestrator/cli/bench_page.py",
+        "{'the CPU ' if is_on_cpu else ''}",
         "",
         "The end of a bench on a CPU does not say so.",
         ("tests/integration/test_bench.py::test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there",),

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from orchestrator.bench import request
 from orchestrator.bench.request import config_sets, one_slot, parse_sides
 from orchestrator.cli.app import app
-from orchestrator.cli.ending import end_page
+from orchestrator.cli.driving import finish_run
+from orchestrator.cli.printer import finish_page
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.paths import RunConfig, RunPaths
@@ -136,7 +137,7 @@ def test_the_compare_line_and_the_records_have_the_order_of_env(
                 more = {"env": env, "run": number, "op": "mm", "libtype": "torch"}
                 run.says(row("row", "g0001-1", shape, us=us * (1 + number / 1000), **more))
         BenchResults.of_run(run.ledger, paths, options).write()
-    end_page(paths, "finished").finish()
+    finish_page(finish_run(paths, "finished"))
     (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("next:")]
     words = shlex.split(line)
     sides = words[words.index("compare") + 1 :]

@@ -9,21 +9,28 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from orchestrator.cli import tuning
-from orchestrator.cli.app import app
-from orchestrator.cli.ending import next_lines, next_steps
+from orchestrator.cli import driving
+from orchestrator.cli.app import ListedCommand, app, load_command
+from orchestrator.cli.commands import HEADINGS, CommandEntry, GroupEntry
+from orchestrator.cli.ending import NextCommand, next_lines, next_steps
+from orchestrator.cli.printer import print_page
 from orchestrator.command_hints import called, command, program
 from orchestrator.errors import InputError
+from orchestrator.ledger.reader import Counts, ShapeState
 from orchestrator.paths import RunConfig, RunPaths, run_lock
+from orchestrator.policy import PolicySettings
+from orchestrator.policy.model import State
+from orchestrator.results.run_end import RunEnd
 from tests.paths import ROOT
 from tests.support.command import command as run
 from tests.waiting import PATIENCE_S
@@ -32,7 +39,7 @@ BIN = Path(sys.executable).parent
 
 
 def groups() -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """(words before --help, the first line of each command's docstring) of the program and of each group."""
+    """(words before --help, each command's line) of the program and of each group."""
     root: Any = typer.main.get_command(app)
     for words, group in (("", root), *((n, c) for n, c in root.commands.items() if hasattr(c, "commands"))):
         yield words, [(n, (c.help or "").partition("\n\n")[0]) for n, c in group.commands.items()]
@@ -79,20 +86,50 @@ def test_a_mistyped_name_is_answered_with_the_nearest(
     assert says in done.err
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", "tune --help", "nodes check --help"])
-def test_help_loads_nothing_heavy(words: str) -> None:
-    heavy = (
-        "numpy", "pandas", "pydantic", "rich", "torch", "docker", "paramiko", "fabric", "jinja2", "yaml",
-        "importlib.metadata",
-    )  # fmt: skip
-    code = (
-        "import sys\nfrom orchestrator.cli.main import main\n"
-        f"try:\n    main({words.split()})\nexcept SystemExit as e:\n    assert not e.code\n"
-        f"print(*(m for m in sys.modules if m in {heavy}), file=sys.stderr)\n"
-    )
+LOADED = """
+import sys
+from orchestrator.cli.main import main
+try:
+    main({words})
+except SystemExit as e:
+    assert not e.code
+print(*sys.modules, file=sys.stderr)
+"""
+
+
+def loaded(words: str) -> set[str]:
+    """Modules that a command loads in a fresh process."""
+    code = LOADED.format(words=words.split())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout
-    assert done.stderr.split() == []
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "db --help"])
+def test_a_list_of_commands_loads_the_table_and_the_glue_to_typer_only(words: str) -> None:
+    modules = loaded(words)
+    ours = {m for m in modules if m.partition(".")[0] == "orchestrator"}
+    assert ours == {
+        "orchestrator", "orchestrator.cli", "orchestrator.cli.main", "orchestrator.cli.app",
+        "orchestrator.cli.commands", "orchestrator.errors",
+    }  # fmt: skip
+    assert not modules & {"numpy", "pandas", "pydantic", "rich", "jinja2", "yaml", "importlib.metadata"}
+
+
+@pytest.mark.parametrize("words", ["tune --help", "nodes check --help", "configs check --help", "image build --help"])
+def test_the_help_of_a_command_loads_no_package_that_may_be_absent_or_slow(words: str) -> None:
+    assert not loaded(words) & {"torch", "triton", "docker", "kubernetes", "paramiko", "fabric"}
+
+
+def entries() -> Iterator[CommandEntry]:
+    for entry in (e for under in HEADINGS.values() for e in under):
+        yield from entry.commands if isinstance(entry, GroupEntry) else (entry,)
+
+
+@pytest.mark.parametrize("entry", list(entries()), ids=lambda entry: entry.function)
+def test_the_line_of_the_table_is_the_first_of_the_docstring(entry: CommandEntry) -> None:
+    command: Any = load_command(ListedCommand(entry, None))
+    assert (command.name, command.help.partition("\n\n")[0]) == (entry.name, entry.summary)
 
 
 BASH = """
@@ -178,28 +215,36 @@ def test_no_message_spells_the_program_by_hand() -> None:
     assert found == []
 
 
+def run_end(config: RunConfig, *, tuned: int = 3, reasons: Sequence[str] = (), state: str = "finished") -> RunEnd:
+    """A run that ended so; a table named refused.csv refused its winners."""
+    failed = [ShapeState(i, (i,), "failed", reason) for i, reason in enumerate(reasons)]
+    counts = Counts(total=tuned + len(failed) + (state != "finished"), tuned=tuned, failed=len(failed))
+    results: Any = SimpleNamespace(counts=counts, failed=failed)
+    refusal = InputError("not a table") if config.db == "refused.csv" else None
+    return RunEnd(PATHS, config, state, results, State(PolicySettings()), None, None, refusal, None, [], {}, [])
+
+
 @pytest.mark.parametrize(
     ("config", "how", "words"),
     [
         (CONFIG, {}, [f"db merge {PATHS.root} --into a4w4_blockscale_tuned_gemm.csv", f"report {PATHS.run}",
                       f"verify {PATHS.run}", f"db export {PATHS.tuned} --env"]),
-        (replace(CONFIG, db="my tables/t.csv"), {"merged": True}, [
+        (replace(CONFIG, db="my tables/t.csv"), {}, [
             f"report {PATHS.run}", f"verify {PATHS.run}", "db export 'my tables/t.csv' --env"]),
         (replace(CONFIG, db="refused.csv"), {}, [
             f"report {PATHS.run}", f"verify {PATHS.run}", f"db export {PATHS.tuned} --env"]),
         # tables of our own tuners are not for AITER
         (replace(CONFIG, tuner="torch"), {}, [f"db merge {PATHS.root} --into a4w4_blockscale-torch.csv",
                                               f"report {PATHS.run}"]),
-        (CONFIG, {"unsettled": True}, [f"resume {PATHS.run}"]),
+        (CONFIG, {"state": "interrupted"}, [f"resume {PATHS.run}"]),
         (CONFIG, {"reasons": ["fault", "unsupported"], "tuned": 0}, [f"explain {PATHS.run}", f"retry {PATHS.run}"]),
         # a verdict is the same the next time
         (CONFIG, {"reasons": ["unsupported"], "tuned": 0}, [f"explain {PATHS.run}"]),
     ],
 )  # fmt: skip
 def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, Any], words: list[str]) -> None:
-    steps = next_steps(PATHS, config, **{"tuned": 3, "reasons": (), "unsettled": False, "merged": False, **how})
-    assert [w for w, _ in steps] == words
-    assert next_lines([("report r", "the page"), ("status run", "how it stands")]) == [
+    assert [step.words for step in next_steps(run_end(config, **how))] == words
+    assert next_lines([NextCommand("report r", "the page"), NextCommand("status run", "how it stands")]) == [
         f"next: {program()} report r    # the page", f"      {command('status run')}  # how it stands",
     ]  # fmt: skip
     assert RunPaths(Path("/my runs/r1")).named == "r1 --runs '/my runs'"
@@ -233,19 +278,19 @@ def test_detach_says_what_became_of_the_controller(
     program_.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(sys, "executable", str(program_))
-    monkeypatch.setattr(tuning, "DETACH_S", patience_s)
+    monkeypatch.setattr(driving, "DETACH_S", patience_s)
     if says is None:
         with (
             run_lock(paths),
             pytest.raises(InputError, match="ended at once with code 2:\nanother drives it"),
         ):
-            tuning.detach(paths)
+            driving.detach(paths)
         return
-    page = tuning.detach(paths)
+    page = driving.detach(paths)
     document: Any = page.document
     pid = document["pid"]
     try:
-        page.print()
+        print_page(page)
         assert capsys.readouterr().err.startswith(says.format(pid=pid))
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from orchestrator.cli.app import app
+from orchestrator.cli.app import app, load_command
 from tests.support.aiterbuild import A4W4, CK, checkout, line, text
 from tests.support.aiterbuild import tree as aiter_tree
 from tests.support.command import Done, command
@@ -195,6 +195,7 @@ def options_with_paths() -> Iterator[tuple[str, list[str]]]:
     root: Any = typer.main.get_command(app)
     for name, entry in root.commands.items():
         for full, leaf in [(f"{name} {n}", c) for n, c in getattr(entry, "commands", {}).items()] or [(name, entry)]:
-            hints = {p: str(hint.annotation) for p, hint in inspect.signature(leaf.callback).parameters.items()}
+            callback = load_command(leaf).callback
+            hints = {p: str(hint.annotation) for p, hint in inspect.signature(callback).parameters.items()}
             may_be = [p.opts[-1] for p in leaf.params if re.search(r"Path|\bstr\b", hints.get(p.name, ""))]
             yield full, [option for option in may_be if option.startswith("--") and option not in NO_PATHS]

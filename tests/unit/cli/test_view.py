@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from orchestrator import clean
+from orchestrator.cli.live_view import LineView, picture
 from orchestrator.cli.printer import plain
-from orchestrator.cli.screen import LineView, node_row, picture, status_rows
+from orchestrator.cli.status_rows import node_row, slot_rows
 from orchestrator.controller.node_check import NodeReport
 from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
@@ -79,7 +80,7 @@ def test_no_view_cuts_a_command_that_is_to_be_typed(tmp_path: Path, monkeypatch:
     done = command("nodes", "check", "-i", str(tmp_path / "inv.yaml"))
     assert (done.code, typed in done.out) == (3, True)
     node = NodeStatus("gpu01", "unreachable", [SlotStatus("0")], detail=unknown)
-    assert typed in status_rows(node)[0][-1]
+    assert typed in slot_rows(node)[0][-1]
     assert typed in node_row(node)[-1]
     assert typed.replace(" ", "") in "".join(drawn(status(node), 110).split())
 

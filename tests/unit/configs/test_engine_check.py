@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from orchestrator.cli.app import app
-from orchestrator.cli.files import opened_tree
+from orchestrator.cli.build_tree import opened_tree
 from orchestrator.configs.engine_check import check
 from orchestrator.errors import InputError
 from orchestrator.image.build import ENGINES

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.fleet import check_inventory
+from orchestrator.cli.inventory import check_inventory
 from orchestrator.controller import node_check
 from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, load_facts, read_facts, save_facts, script
 from orchestrator.controller.node_check import check_node, check_nodes

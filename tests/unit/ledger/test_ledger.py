@@ -21,6 +21,7 @@ from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.paths import RunConfig
 from orchestrator.reasons import Reason
 from orchestrator.results.export import provenance, write_profile
+from orchestrator.results.run_results import RunResults
 from tests.simulator.simulator import Simulator
 from tests.support.books import records
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
@@ -145,10 +146,11 @@ def test_a_result_with_candidates_left_out_settles_nothing_until_it_is_decided(r
     assert (found.id, found.confirmed, found.detail, found.node, found.slot) == (3, False, "no second slot", "n1", "0")
     assert [(w.candidate, w.name, w.gpu, w.verdict) for w in kept] == [(("asm", "7"), "asm kernel", "gpu-1", None)]
     assert reconcile(run.ledger) == []
-    write_profile(run.ledger, tmp_path / "profile.csv")
+    write_profile(RunResults.read(run.ledger), tmp_path / "profile.csv")
     with open(tmp_path / "profile.csv") as f:
         assert [(r["M"], r["winner"], r["unconfirmed"]) for r in csv.DictReader(f)] == [("3", "1", "1")]
-    (unconfirmed,) = provenance(run.ledger, RunConfig("r", 0.0, [], "", "", "", "", "", ""))["unconfirmed"]
+    config = RunConfig("r", 0.0, [], "", "", "", "", "", "")
+    (unconfirmed,) = provenance(RunResults.read(run.ledger), config)["unconfirmed"]
     assert unconfirmed["shape"] == {"M": 3, "N": 64, "K": 128}
     assert unconfirmed["withheld"][0]["elsewhere"] == "not tried"
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.tuning import headline
+from orchestrator.cli.plan_page import headline
 from orchestrator.controller.prepare import gather
 from orchestrator.planning.cost import DOES_NOT_FIT_S, CostModel, CostSample
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.cli.tuning import headline
+from orchestrator.cli.plan_page import headline
 from orchestrator.controller.prepare import RunRequest, drop_tuned, prepare
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family

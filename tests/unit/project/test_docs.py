@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import typer.main
 
-from orchestrator.cli.app import app
+from orchestrator.cli.app import app, load_command
 from orchestrator.reasons import Reason
 from orchestrator.results.selftest import CHECKS
 from tests.aiter.versions import VERSIONS, table
@@ -26,7 +26,7 @@ def commands() -> Iterator[tuple[str, object]]:
             if hasattr(command, "commands"):
                 yield from walk(f"{prefix}{name} ", command)
             else:
-                yield f"{prefix}{name}", command
+                yield f"{prefix}{name}", load_command(command)
 
     yield from walk("", typer.main.get_command(app))
 

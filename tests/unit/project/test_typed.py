@@ -9,13 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomllib
 import typer.main
 
 from orchestrator import __version__
-from orchestrator.cli.app import app
+from orchestrator.cli.app import app, load_command
 from tests.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -69,11 +70,12 @@ def test_commands_of_a_page_can_be_typed(page: Path) -> None:
 
 def parse(words: list[str]) -> None:
     """Let the real command line read the words, without running anything."""
-    command, name = typer.main.get_command(app), "gemmfleet"
+    command: Any = typer.main.get_command(app)
+    name = "gemmfleet"
     while hasattr(command, "commands"):
         name = words[0]
         command, words = command.commands[name], words[1:]
-    command.make_context(name, [word for word in words if word != "..."])
+    load_command(command).make_context(name, [word for word in words if word != "..."])
 
 
 def check_make(words: list[str]) -> None:

@@ -13,12 +13,14 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.cli.ending import add_winners
-from orchestrator.cli.printer import Page
+from orchestrator.cli.printer import page_as_markdown
 from orchestrator.errors import InputError
+from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.export import candidates, export, provenance, winners
 from orchestrator.results.run_facts import RunFacts
+from orchestrator.results.run_results import RunResults
 from orchestrator.tables.decision import Time, decide, spread_of_noisy
 from orchestrator.tables.merge import merge
 from orchestrator.tables.merge_input import open_sources
@@ -53,7 +55,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def write(run: Run, folder: Path) -> RunPaths:
     paths, options = RunPaths(folder), {"env": {"TOKEN": "${env:TOKEN}"}}
     config = RunConfig("r1", 0.0, ["tune", "s.csv"], "", "", "", "", "", "", options=options)
-    export(run.ledger, paths, provenance(run.ledger, config))
+    export(RunResults.read(run.ledger), paths, provenance(RunResults.read(run.ledger), config))
     return paths
 
 
@@ -94,7 +96,8 @@ def test_the_files_of_a_run(run: Run, tmp_path: Path) -> None:
 
 def test_a_merge_takes_the_same_from_the_ledger_as_from_the_files(run: Run, tmp_path: Path) -> None:
     paths, ours, theirs = write(run, tmp_path), tmp_path / "ledger.csv", tmp_path / "files.csv"
-    report = merge(winners(run.ledger), ours, A8W8, profile=candidates(run.ledger), facts=RunFacts(tmp_path))
+    results = RunResults.read(run.ledger)
+    report = merge(winners(results), ours, A8W8, profile=candidates(results), facts=RunFacts(tmp_path, results))
     read = open_sources([tmp_path], [], None, None, RunFacts)
     assert report.rows == merge(read.newcomers(), theirs, A8W8, profile=read.beside(), facts=read.facts).rows
     assert (report.count("added"), ours.read_text()) == (2, paths.tuned.read_text())
@@ -136,11 +139,12 @@ def test_a_winner_is_noisy_if_its_last_time_differs_from_its_first(
         assert (event.noisy, event.complete) == (spread != 0.0, True)
         if event.noisy:
             run.journal(ev.SettleShape(1, "g0001-1", True, ""))
-        (shown,) = [r["spread"] for r in candidates(run.ledger) if r["winner"]]
-        assert [shown] == [r["spread"] for r in winners(run.ledger)] == [spread if event.noisy else last[1]]
-        add_winners(page := Page(), run.ledger.winners(), {}, run.ledger.noisy())
+        results = RunResults.read(run.ledger)
+        (shown,) = [r["spread"] for r in candidates(results) if r["winner"]]
+        assert [shown] == [r["spread"] for r in winners(results)] == [spread if event.noisy else last[1]]
+        add_winners(page := Page(), results.winners, {}, results.noisy)
     notes = ["noisy"] * event.noisy + ["keeps today's entry"] * (config == KEPT)
-    assert re.findall("noisy|keeps today's entry", page.markdown()) == notes
+    assert re.findall("noisy|keeps today's entry", page_as_markdown(page)) == notes
 
 
 @pytest.mark.parametrize(("old", "action"), [(None, "added"), (44.5, "replaced"), (44.4, "kept"), (11.0, "kept")])

@@ -21,6 +21,7 @@ from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, provenance
+from orchestrator.results.run_results import RunResults
 from orchestrator.tables.aiter_checks import run_verify
 from orchestrator.tables.checkout import Checkout
 from tests.paths import ROOT
@@ -91,7 +92,8 @@ def run(tmp_path: Path) -> Path:
             )
         r.says(ended("g0001-1") | {"conditions": {"clock_mhz": 2400}})
         argv = ["tune", "llm shapes.csv", "--tuner", "aiter", "-i", "fleet.yaml"]
-        export(r.ledger, RunPaths(folder), provenance(r.ledger, RunConfig("r1", 0.0, argv, "", "", "", "", "", "")))
+        results = RunResults.read(r.ledger)
+        export(results, RunPaths(folder), provenance(results, RunConfig("r1", 0.0, argv, "", "", "", "", "", "")))
     return folder
 
 

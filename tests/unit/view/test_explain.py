@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.cli.ending import end_page
-from orchestrator.cli.screen import show_status
+from orchestrator.cli.driving import finish_run
+from orchestrator.cli.printer import finish_page
+from orchestrator.cli.status import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.paths import RunPaths
@@ -159,9 +160,9 @@ def test_a_shape_that_failed_in_many_ways_says_what_can_be_done_and_fits_a_scree
 def test_every_view_names_a_slow_slot(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     slow = "n1 slot 3 is slow (compute 20.0 %, memory 0.0 % over the median of 4 slots)"
     add(paths, *(ev.CanaryTimed("n1", s, 120.0 if s == "3" else 100.0, 50.0, "x") for s in "0123"))
-    end_page(paths, "finished").finish()
+    finish_page(finish_run(paths, "finished"))
     assert f"! {slow}\n" in capsys.readouterr().out
-    end_page(paths, "finished").finish(as_json=True)
+    finish_page(finish_run(paths, "finished"), as_json=True)
     assert json.loads(capsys.readouterr().out)["standing_out"] == [slow]
     show_status(paths, 0.01)
     assert f"! {slow}" in capsys.readouterr().out

@@ -31,6 +31,7 @@ from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
 from orchestrator.results.export import export, provenance
+from orchestrator.results.run_results import RunResults
 from orchestrator.shapes.model import Shape
 from orchestrator.view.explain import explain
 from tests.paths import ROOT
@@ -96,8 +97,8 @@ def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
     """`status`, `explain` of some, the CSV files and the page."""
     with _utc():
         with LedgerReader.open_readonly(paths.ledger) as ledger:
-            export(ledger, paths, {})
-            proof = provenance(ledger, RunConfig("", 0.0, [], "", "", "", "", "", ""))
+            export(RunResults.read(ledger), paths, {})
+            proof = provenance(RunResults.read(ledger), RunConfig("", 0.0, [], "", "", "", "", "", ""))
         page = Collector(paths).document()
         page["origin"] = [s for s in page["origin"] if s["title"] not in ("Files of the run", "Made with")]
         found = {

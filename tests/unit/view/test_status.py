@@ -9,25 +9,17 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.cli.screen import summary_line
+from orchestrator.cli.live_view import summary_line
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
 from orchestrator.reasons import Reason
+from orchestrator.view.formatting import describe_work_time
+from orchestrator.view.header import RunHeader
 from orchestrator.view.live import LiveStatus
-from orchestrator.view.status import (
-    RunHeader,
-    RunStatus,
-    flags,
-    outliers,
-    rate_per_min,
-    run_status,
-    sessions_until,
-    speeds,
-    state_now,
-    time_left,
-)
-from orchestrator.view.words import worked_words
+from orchestrator.view.slot_speed import compare_slots, flags, outliers
+from orchestrator.view.status import RunStatus, rate_per_min, run_status, sessions_until, state_now
+from orchestrator.view.time_left import time_left
 from tests.simulator.plan import Faults, Poison, SimGroup, SimPlan
 from tests.simulator.simulator import Simulator
 
@@ -77,7 +69,7 @@ def test_a_run_s_time_and_rate_are_those_of_its_sessions() -> None:
     state = fed((31.0, ev.ShapeTuned("g1", 1)), (night, ev.Resumed(2)), (night + 20.0, ev.RetryAsked((1,))))
     sessions = sessions_until(state, night + 60.0)
     assert [end - begin for begin, end in sessions] == [30.0, 60.0]
-    assert worked_words(sessions).startswith("1 min 30 s (over 2 sessions from ")
+    assert describe_work_time(sessions).startswith("1 min 30 s (over 2 sessions from ")
     assert rate_per_min(state, night + 60.0) is None
     assert rate_per_min(fed((10.0, ev.ShapeTuned("g1", 1))), 24.0) == pytest.approx(60 / 20.0)
 
@@ -215,7 +207,7 @@ def fleet(*odd: ev.CanaryTimed) -> State:
 
 def test_slow_hot_and_power_capped_slots_are_named_with_their_figures() -> None:
     assert flags(fleet()) == {}
-    assert all(s.pace == pytest.approx(1.0, abs=0.01) for s in speeds(fleet()).values())
+    assert all(s.pace == pytest.approx(1.0, abs=0.01) for s in compare_slots(fleet()).values())
     slow = ev.CanaryTimed("n3", "0", 220.0, 501.0, GPU, 71, 1400)
     hot = ev.CanaryTimed("n3", "1", 200.0, 500.0, GPU, 93, 1400)
     capped = ev.CanaryTimed("n3", "2", 240.0, 500.0, GPU, 60, 1000)

@@ -1,0 +1,148 @@
+"""`gemmfleet publish`: commit winners to a branch of a local checkout of AITER, with the text of a pull request."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import RunsOpt, TableFamilyOpt
+from orchestrator.configs.merge import to_publish
+from orchestrator.errors import InputError
+from orchestrator.pages import Page
+from orchestrator.paths import DEFAULT_RUNS, find_run
+from orchestrator.results.run_facts import RunFacts
+from orchestrator.tables import publish as publishing
+
+
+def publish(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="RUN|TABLE...", help="Runs (id or folder) and tuned tables of one model.")
+    ],
+    onto: Annotated[
+        Path, typer.Option("--onto", metavar="CHECKOUT", help="Local checkout of AITER; nothing is pushed.")
+    ],
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="The model's name in the names of its files.")],
+    base: Annotated[str, typer.Option("--base", metavar="REF", help="Commit or branch to start from.")] = "HEAD",
+    branch: Annotated[
+        str, typer.Option("--branch", metavar="B", help="Default: gemmfleet/<model>-<families>.", show_default=False)
+    ] = "",
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Make the branch again on a newer base, with all checks.")
+    ] = False,
+    title: Annotated[
+        str, typer.Option("--title", metavar="T", help="Title; its data types must be the rows'.", show_default=False)
+    ] = "",
+    e2e: Annotated[
+        str, typer.Option("--e2e", metavar="CMD", help="Exact command of the end-to-end figures.", show_default=False)
+    ] = "",
+    verify: Annotated[bool, typer.Option("--verify", help="Run AITER's --run_config on the run's nodes.")] = False,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Run AITER's --run_config on these nodes.")
+    ] = None,
+    python: Annotated[
+        str,
+        typer.Option(
+            "--python",
+            metavar="PYTHON",
+            help="Interpreter of AITER's own checks; default: this one.",
+            show_default=False,
+        ),
+    ] = "",
+    checks: Annotated[
+        bool, typer.Option("--checks/--no-checks", help="Run AITER's own checks before and after.")
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Text and logs; default: beside the first source."),
+    ] = None,
+    family: TableFamilyOpt = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> Page:
+    """Commit winners to a branch of a local checkout of AITER.
+
+    Writes the text of a pull request; exit code 1 where a check finds what the base has not.
+    """
+    paths = [Path(source) if Path(source).exists() else find_run(runs, source).root for source in sources]
+    first = paths[0]
+    if verify and not inventory and not first.is_dir():
+        raise InputError(f"--verify: {first} is not a run; name the nodes with -i INV")
+    branch = branch or publishing.default_branch(paths, model, family)
+    request = publishing.PublishRequest(
+        paths,
+        onto,
+        model,
+        out or _default_folder(first, branch),
+        base=base,
+        branch=branch,
+        refresh=refresh,
+        family=family,
+        title=title,
+        e2e=e2e,
+        python=_interpreter(python) if checks else "",
+        runs=runs,
+        verify=_nodes_words(first, inventory) if verify or inventory else None,
+        argv=sys.argv[1:],
+    )
+    published = publishing.publish(request, RunFacts, to_publish)
+    rows = _rows(published)
+    names = ("branch", "base", "commit", "title", "files", "notes", "missing", "ok")
+    document = {name: getattr(published, name) for name in names}
+    document |= {"text": str(published.text), "rows": rows}
+    document["checks"] = {name: result for name, result, _ in published.checks}
+    page = Page(document, int(not published.ok))
+    page.line(f"{published.branch}: {published.commit[:12]} on {published.base[:12]}: {published.title}")
+    for file, counts in published.files.items():
+        page.line(f"  {file}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
+    for outcome in ("kept", "refused"):
+        reasons = [row["why"] for row in rows if row["outcome"] == outcome]
+        example = f", such as: {reasons[0]}" if reasons else ""
+        page.line(f"  {outcome}: {len(reasons)}{example}")
+    page.line(*(f"  {name.replace('`', '')}: {result}" for name, result, _ in published.checks))
+    page.line(f"text of the pull request: {published.text}")
+    page.aside(*(f"note: a reviewer will ask for this, and it was not recorded: {name}" for name in published.missing))
+    return page
+
+
+def _default_folder(first: Path, branch: str) -> Path:
+    """Return the folder for text and logs beside the first source. Each branch has a pull request, and so a text, of
+    its own."""
+    parent = first / "publish" if first.is_dir() else first.with_suffix(".publish")
+    return parent / branch.removeprefix("gemmfleet/").replace("/", "-")
+
+
+def _interpreter(python: str) -> str:
+    """Return the interpreter of AITER's own checks: a path, a name to look up, or (for "") this process's own."""
+    if "/" in python:
+        return str(Path(python).absolute())
+    return python or sys.executable
+
+
+def _nodes_words(first: Path, inventory: Path | None) -> list[str]:
+    """Return the words that name the nodes for `verify`."""
+    if inventory:
+        return ["-i", str(inventory.absolute())]
+    return [first.name, "--runs", str(first.absolute().parent)]
+
+
+def _rows(published: publishing.Published) -> list[dict[str, Any]]:
+    """Return the rows of the document. `paired`: measured beside the kernel that it replaced."""
+    rows = []
+    for part in published.parts:
+        names = ("gfx", "cu_num", *part.family.key_names)
+        for row in part.rows:
+            rows.append(
+                {
+                    "family": part.family.name,
+                    "key": dict(zip(names, row.new.key, strict=True)),
+                    "outcome": row.action,
+                    "why": row.why,
+                    "before_us": row.before.us if row.before else None,
+                    "after_us": row.after.us,
+                    "paired": row.rival is not None,
+                    "rebuild": row.rebuild,
+                }
+            )
+    return rows

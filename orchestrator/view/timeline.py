@@ -1,0 +1,217 @@
+"""The timeline of a run: when each slot worked, and when nodes and slots did not. The page of a run draws it.
+
+A `Span` is a time in which a node or slot did not work; it is made of the node's or slot's history. An incident is a
+span for which there is advice (`advice.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.policy.model import Attempt, SlotId, State
+from orchestrator.reasons import Reason
+from orchestrator.view.sentences import describe_node_change, describe_slot_change
+
+MOST_SEGMENTS = 20_000
+"""More would be too small to see and too many to send: neighbours of one kind become one."""
+COARSEST = 500.0
+"""If there are too many segments, those that are shorter than this part of the run become one."""
+LONG_PAUSE = 0.15
+"""A share of the whole: where nothing happened for longer (a controller that was away over night), time is cut."""
+MOST_CHARACTERS = 300
+"""Longest text of a span or a segment."""
+ATTEMPT_KINDS = {
+    Reason.DONE: "done",
+    Reason.CANCELLED: "cancelled",
+    Reason.LEASE_ENDED: "cancelled",
+    Reason.WORKER_DIED: "lost",
+    Reason.NODE_LOST: "lost",
+}
+"""Kind of an attempt by the reason of its end; the other reasons are faults."""
+NODE_KINDS = {
+    "away": "preparing",
+    "trouble": "trouble",
+    "busy": "busy",
+    "shared": "shared",
+    "lost": "away",
+    "gone": "ended",
+}
+"""Kind of a span by the entry of a node's history with which it begins."""
+SLOT_KINDS = {"quarantined": "quarantine", "lost": "gone", "canary failed": "canary"}
+"""The same for the history of a slot."""
+INCIDENT_KINDS = ("trouble", "away", "ended", "busy", "shared", "quarantine", "gone", "canary")
+"""Kinds of spans for which there is advice: all but `preparing` and `released`."""
+MOMENTS = ("canary", "shared")
+"""Kinds of spans that are marks on the page."""
+MOMENTARY_ENTRIES = ("canary failed", "shared", "draining")
+"""Entries of a history after which the state before them goes on."""
+History = list[tuple[float, str, str]]
+"""(t, state, why), as a node or slot has it."""
+
+
+def kind_of(attempt: Attempt) -> str:
+    """Kind of an attempt that a worker began: running, done, cancelled, lost or fault."""
+    if attempt.outcome is not None:
+        return ATTEMPT_KINDS.get(attempt.outcome, "fault")
+    return "running" if attempt.state == "started" else "lost"
+
+
+@dataclass(slots=True)
+class Span:
+    """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, ended or released (a lease),
+    quarantine, gone; or a moment: canary (it failed), shared (others use the node too)."""
+
+    node: str
+    slot: str | None
+    start: float
+    kind: str
+    text: str
+    end: float | None = None
+
+
+def find_spans(state: State, name: str) -> list[Span]:
+    """Intervals in which the node or a slot of it did not work, in order of time."""
+    node = state.nodes[name]
+    spans = []
+    for i, (t, to, why) in enumerate(node.history):
+        was_released = to == "gone" and why.startswith("released")
+        kind = "released" if was_released else NODE_KINDS.get(to)
+        if kind is not None:
+            text = describe_node_change(node, to, why)
+            spans.append(Span(name, None, t, kind, text, _end_of_entry(node.history, i)))
+    for slot in node.slots.values():
+        for i, (t, to, why) in enumerate(slot.history):
+            kind = SLOT_KINDS.get(to)
+            ended_with_lease = kind == "gone" and node.state == "gone"
+            if kind is not None and not ended_with_lease:
+                text = describe_slot_change(state, slot, to, why)
+                spans.append(Span(name, slot.name, t, kind, text, _end_of_entry(slot.history, i)))
+    return sorted(spans, key=lambda span: span.start)
+
+
+def _end_of_entry(history: History, i: int) -> float | None:
+    """Time at which the state of an entry ended, None if it goes on."""
+    start, state, _ = history[i]
+    if state in MOMENTARY_ENTRIES:
+        return start
+    for t, later, _ in history[i + 1 :]:
+        if later not in MOMENTARY_ENTRIES:
+            return t
+    return None
+
+
+def find_incidents(state: State, node: str) -> list[Span]:
+    """Spans of a node for which there is advice. A quarantine tells of the failed canary with which it began."""
+    incidents = [span for span in find_spans(state, node) if span.kind in INCIDENT_KINDS]
+    quarantines = {(span.slot, span.start) for span in incidents if span.kind == "quarantine"}
+    return [span for span in incidents if span.kind != "canary" or (span.slot, span.start) not in quarantines]
+
+
+def attempts_by_slot(state: State) -> dict[SlotId, list[Attempt]]:
+    """The attempts of each slot, in the order in which they began; slots without one, too."""
+    by_slot: dict[SlotId, list[Attempt]] = {}
+    for node in state.nodes.values():
+        for slot in node.slots.values():
+            by_slot[slot.id] = []
+    for attempt in state.attempts.values():
+        if attempt.started_at is not None:
+            by_slot[attempt.node, attempt.slot].append(attempt)
+    for attempts in by_slot.values():
+        attempts.sort(key=lambda attempt: attempt.started_at or 0.0)
+    return {slot: by_slot[slot] for slot in sorted(by_slot, key=slot_order)}
+
+
+def slot_order(slot: SlotId) -> tuple[str, int, str]:
+    """Key that sorts slots by node, and by number: slot 10 comes after slot 9."""
+    node, name = slot
+    return node, len(name), name
+
+
+class _Axis:
+    """Times as seconds since the start of the run, as the page has them."""
+
+    def __init__(self, start: float) -> None:
+        self._start = start
+
+    def at(self, t: float) -> float:
+        return round(max(0.0, t - self._start), 1)
+
+    def at_or_none(self, t: float | None) -> float | None:
+        return None if t is None else self.at(t)
+
+
+def timeline(state: State, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
+    """Seconds from `start`. `lanes`: node, slot, segments (start, end or null, kind, attempt, group, tuned, outcome,
+    shape, detail); `spans`: node, slot or null, start, end or null, kind, text; `marks`: t, kind, text, node, slot."""
+    axis = _Axis(start)
+    by_slot = attempts_by_slot(state)
+    is_coarse = sum(map(len, by_slot.values())) > MOST_SEGMENTS
+    gap = (end - start) / COARSEST if is_coarse else 0.0
+    tuned = Counter(shape.attempt for shape in state.shapes.values() if shape.state == "tuned")
+    spans = sorted((span for node in state.nodes for span in find_spans(state, node)), key=lambda span: span.start)
+    takeovers = [
+        [axis.at(begin), "controller", f"a controller took over the run (epoch {epoch})", "", ""]
+        for epoch, (begin, _) in enumerate(state.sessions, 1)
+    ]
+    lanes = []
+    for slot, attempts in by_slot.items():
+        segments = [_segment(attempt, tuned[attempt.id], named, axis) for attempt in attempts]
+        lanes.append([*slot, list(_merge_short_segments(segments, gap)) if is_coarse else segments])
+    return {
+        "start": round(start, 1),
+        "length": axis.at(end),
+        "lanes": lanes,
+        "spans": [
+            [s.node, s.slot, axis.at(s.start), axis.at_or_none(s.end), s.kind, s.text[:MOST_CHARACTERS]]
+            for s in spans
+            if s.kind not in MOMENTS
+        ],
+        "marks": sorted(takeovers)
+        + [[axis.at(s.start), s.kind, s.text[:MOST_CHARACTERS], s.node, s.slot] for s in spans if s.kind in MOMENTS],
+        "pauses": [[axis.at(a), axis.at(b)] for a, b in _pauses(state, by_slot, start, end)],
+        "coarse": is_coarse,
+    }
+
+
+def _segment(attempt: Attempt, tuned: int, named: Callable[[int], str], axis: _Axis) -> list[Any]:
+    """[start, end, kind, attempt, group, shapes tuned, outcome, shape at which it ended, detail] of an attempt."""
+    kind = kind_of(attempt)
+    outcome = attempt.outcome.value if attempt.outcome else ""
+    if not outcome and attempt.lost:
+        outcome = "node_lost"
+    in_flight = named(attempt.in_flight) if attempt.in_flight is not None and kind != "done" else ""
+    start = axis.at_or_none(attempt.started_at)
+    detail = attempt.detail[:MOST_CHARACTERS]
+    return [start, axis.at_or_none(attempt.ended_at), kind, attempt.id, attempt.id, tuned, outcome, in_flight, detail]
+
+
+def _merge_short_segments(segments: list[list[Any]], gap: float) -> Iterator[list[Any]]:
+    """Neighbours that ended well and are too short to be seen become one, named after the first."""
+    kept: list[Any] = []
+    for segment in segments:
+        start, end, kind, _, _, tuned, *_ = segment
+        if kept and kept[2] == kind == "done" and end - kept[0] < 4 * gap and start - kept[1] < gap:
+            kept[1] = end
+            kept[5] += tuned
+            continue
+        if kept:
+            yield kept
+        kept = segment
+    if kept:
+        yield kept
+
+
+def _pauses(
+    state: State, by_slot: dict[SlotId, list[Attempt]], start: float, end: float
+) -> Iterator[tuple[float, float]]:
+    """Long whiles without a segment or a mark of the controller."""
+    busy = [(attempt.started_at or 0.0, attempt.ended_at or end) for lane in by_slot.values() for attempt in lane]
+    busy += [(begin, begin) for begin, _ in state.sessions]
+    reached = start
+    for begin, until in sorted(busy):
+        if begin - reached > LONG_PAUSE * (end - start):
+            yield reached, begin
+        reached = max(reached, until)
