@@ -21,7 +21,8 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
     import fabric  # noqa: F401  these two are imported when they are needed
     import jinja2  # noqa: F401
 
-    from orchestrator.controller.node_plan import (
+    from orchestrator.inventory.load import load_inventory
+    from orchestrator.machines.node_plan import (
         NodePlan,
         missing_files,
         node_files,
@@ -29,7 +30,6 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
         plan_nodes,
         transport_of,
     )
-    from orchestrator.inventory.load import load_inventory
     from orchestrator.transport.base import Transport
 
     began = time.perf_counter()

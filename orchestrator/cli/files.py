@@ -227,7 +227,7 @@ def export(
 
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
-    from orchestrator.controller.node_check import chips_of
+    from orchestrator.machines.node_check import chips_of
     from orchestrator.tables import export
 
     if (gfx is None) != (cu_num is None):

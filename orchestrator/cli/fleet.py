@@ -39,10 +39,10 @@ def check_nodes(
 
     Exit code 1 if a node cannot be used, 3 if none can.
     """
-    from orchestrator.controller import node_check as check
     from orchestrator.controller.pools import check_pools, probe_pools, would_do
     from orchestrator.image.fixes import aiter_lines
     from orchestrator.inventory import load as inventories
+    from orchestrator.machines import node_check as check
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
 
@@ -182,9 +182,9 @@ def check_inventory(
 
     Prints the nodes and options that result, or every fault (exit code 2).
     """
-    from orchestrator.controller.occupancy import refuse_one_gpu_twice
     from orchestrator.inventory import load as inventories
     from orchestrator.inventory.model import dumps
+    from orchestrator.machines.occupancy import refuse_one_gpu_twice
     from orchestrator.templating import data_folder
 
     if schema:

@@ -287,8 +287,8 @@ def verify(
 
     Runs AITER's operators with the tuned rows; exit code 1 where a row is not used, or its result is wrong.
     """
-    from orchestrator.controller.node_command import deployed_on
     from orchestrator.inventory import load as inventories
+    from orchestrator.machines.node_command import deployed_on
     from orchestrator.results.verify import verify_on
     from orchestrator.tables import export
 

@@ -15,13 +15,24 @@ from shlex import quote
 from typing import Any, cast
 
 from orchestrator.command_hints import command
-from orchestrator.controller.facts import load_facts, save_facts, script
 from orchestrator.controller.leases import LeasedNodes
 from orchestrator.controller.loop import Controller
 from orchestrator.controller.messages import Message, NodeProgress, Timeouts, Watcher
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.node_check import check_nodes
-from orchestrator.controller.node_plan import (
+from orchestrator.controller.pools import machines_of, node_maker, pools_of
+from orchestrator.errors import NoUsableNodeError, TakenOverError
+from orchestrator.events import RetryAsked
+from orchestrator.families import get_family, get_tuner
+from orchestrator.inventory.load import limit, load_inventory, resolved
+from orchestrator.inventory.model import Inventory
+from orchestrator.inventory.values import masker
+from orchestrator.ledger.database import checkpoints
+from orchestrator.ledger.ingest import Ingest
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
+from orchestrator.ledger.writer import Ledger
+from orchestrator.machines.facts import load_facts, save_facts, script
+from orchestrator.machines.node_check import check_nodes
+from orchestrator.machines.node_plan import (
     NodePlan,
     engine_of,
     node_files,
@@ -34,18 +45,7 @@ from orchestrator.controller.node_plan import (
     with_device_locks,
     worker_code,
 )
-from orchestrator.controller.occupancy import NodeAdmission, gpus_of, mode_of, refuse_one_gpu_twice
-from orchestrator.controller.pools import machines_of, node_maker, pools_of
-from orchestrator.errors import NoUsableNodeError, TakenOverError
-from orchestrator.events import RetryAsked
-from orchestrator.families import get_family, get_tuner
-from orchestrator.inventory.load import limit, load_inventory, resolved
-from orchestrator.inventory.model import Inventory
-from orchestrator.inventory.values import masker
-from orchestrator.ledger.database import checkpoints
-from orchestrator.ledger.ingest import Ingest
-from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
-from orchestrator.ledger.writer import Ledger
+from orchestrator.machines.occupancy import NodeAdmission, gpus_of, mode_of, refuse_one_gpu_twice
 from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.planning.roofline import Won, Worth, won
 from orchestrator.policy import Policy, PolicySettings

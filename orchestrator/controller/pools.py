@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from orchestrator.controller.facts import ARGV, TIMEOUT_S, NodeFacts, script
 from orchestrator.controller.leases import MadeNode, Pool
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.node_check import NodeReport, check_node
-from orchestrator.controller.node_plan import GRANTED, NodePlan, plan_lease, ssh_transport
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
+from orchestrator.machines.facts import ARGV, TIMEOUT_S, NodeFacts, script
+from orchestrator.machines.node_check import NodeReport, check_node
+from orchestrator.machines.node_plan import GRANTED, NodePlan, plan_lease, ssh_transport
 from orchestrator.transport.base import Transport
 from worker.text import plural
 

@@ -14,18 +14,6 @@ from typing import Any, NamedTuple
 from orchestrator import __version__
 from orchestrator.command_hints import command
 from orchestrator.controller.drive import WORTHS
-from orchestrator.controller.facts import save_facts
-from orchestrator.controller.node_check import NodeReport, check_nodes
-from orchestrator.controller.node_plan import NodePlan, device_memory, plan_nodes
-from orchestrator.controller.occupancy import (
-    busy_sentence,
-    gpus_of,
-    mode_of,
-    occupants,
-    occupants_text,
-    refuse_one_gpu_twice,
-    what_we_do,
-)
 from orchestrator.controller.pools import check_pools, machines_of, plan_unseen, pool_note, slots_of
 from orchestrator.engines import UNUSABLE, WARNING, Finding, find_engine
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError, OrchestratorError
@@ -34,6 +22,18 @@ from orchestrator.inventory.load import check_references, limit, load_inventory,
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
+from orchestrator.machines.facts import save_facts
+from orchestrator.machines.node_check import NodeReport, check_nodes
+from orchestrator.machines.node_plan import NodePlan, device_memory, plan_nodes
+from orchestrator.machines.occupancy import (
+    busy_sentence,
+    gpus_of,
+    mode_of,
+    occupants,
+    occupants_text,
+    refuse_one_gpu_twice,
+    what_we_do,
+)
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder, new_run_id
 from orchestrator.planning.cost import CostModel, CostSample, weights
 from orchestrator.planning.plan import Plan, make_plan, memory_note, queue_of, risk_notes

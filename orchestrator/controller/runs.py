@@ -13,9 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.controller.facts import Gpu
-from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, ask_all, poll
-from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, transport_of
 from orchestrator.controller.nodes import StoppedNode
 from orchestrator.controller.pools import pools_of
 from orchestrator.engines import Engine, WorkerState
@@ -23,6 +20,9 @@ from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
+from orchestrator.machines.facts import Gpu
+from orchestrator.machines.node_check import LIMIT_S, NodeAnswer, ask_all, poll
+from orchestrator.machines.node_plan import NodePlan, engine_of, plan_nodes, transport_of
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport.base import Transport, connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.controller.node_plan import plan_nodes
 from orchestrator.controller.prepare import Prepared, RunRequest
 from orchestrator.families import get_family
 from orchestrator.inventory.load import load_inventory
+from orchestrator.machines.node_plan import plan_nodes
 from orchestrator.paths import RunConfig, RunPaths, new_run_id
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
+from orchestrator.machines.node_plan import NodePlan, node_files, node_folders
 from orchestrator.transport.local import LocalTransport
 from tests.waiting import wait_until
 from worker.process import WorkerEnd

@@ -177,7 +177,7 @@ BUGS: tuple[Bug, ...] = (
         "return shlex.quote(text)",
         "return text",
         "A value of the inventory is pasted into a script, where the shell runs what is in it.",
-        ("tests/unit/controller/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
+        ("tests/unit/machines/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
     ),
     Bug(
         "command-line-unquoted", 10, "orchestrator/transport/base.py",
@@ -201,11 +201,11 @@ BUGS: tuple[Bug, ...] = (
         ("tests/integration/test_ssh.py::test_an_unknown_key_of_any_hop_is_refused_or_kept_once",),
     ),
     Bug(
-        "secret-in-a-file", 11, "orchestrator/controller/node_plan.py",
+        "secret-in-a-file", 11, "orchestrator/machines/node_plan.py",
         "{name: value for name, value in whole_env.items() if not has_reference(value)}",
         "resolve(whole_env, node.name, node.origin)",
         "A value of the environment is written into the scripts of a node.",
-        ("tests/unit/controller/test_node_plan.py::test_no_value_is_in_what_is_kept",),
+        ("tests/unit/machines/test_node_plan.py::test_no_value_is_in_what_is_kept",),
     ),
     Bug(
         "oversized-record-accepted", 12, "worker/protocol/records.py",

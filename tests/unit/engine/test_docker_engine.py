@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions, engine_error
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
+from orchestrator.machines.node_plan import NodePlan, node_files
 from orchestrator.transport.local import LocalTransport
 from tests.support.shells import check
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import engines
-from orchestrator.controller.facts import NodeFacts
-from orchestrator.controller.node_plan import engine_of, node_files, plan_lease, plan_nodes, transport_of
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import load_inventory
+from orchestrator.machines.facts import NodeFacts
+from orchestrator.machines.node_plan import engine_of, node_files, plan_lease, plan_nodes, transport_of
 from tests.support.shells import check
 
 SPEC = """from pathlib import Path

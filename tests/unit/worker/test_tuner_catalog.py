@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import node_plan
 from orchestrator.errors import InputError
 from orchestrator.families import get_tuner
+from orchestrator.machines import node_plan
 from tests.paths import ROOT
 from worker.tuners import catalog
 

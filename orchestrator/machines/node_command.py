@@ -23,11 +23,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator import clean
-from orchestrator.controller.node_check import check_nodes
-from orchestrator.controller.node_plan import engine_of, node_files, plan_nodes, transport_of
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.families import get_family
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.machines.node_check import check_nodes
+from orchestrator.machines.node_plan import engine_of, node_files, plan_nodes, transport_of
 from orchestrator.paths import new_run_id
 from orchestrator.shapes.aiter_log import Miss, Misses, key_of
 from orchestrator.transport.base import RemoteFile, Transport, as_file, connected

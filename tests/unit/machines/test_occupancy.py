@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.fleet import check_inventory
-from orchestrator.controller import node_check
-from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, load_facts, read_facts, save_facts, script
-from orchestrator.controller.node_check import check_node, check_nodes
-from orchestrator.controller.occupancy import (
+from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.errors import InventoryError, LeftOutError
+from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.machines import node_check
+from orchestrator.machines.facts import ARGV, Container, Gpu, NodeFacts, load_facts, read_facts, save_facts, script
+from orchestrator.machines.node_check import check_node, check_nodes
+from orchestrator.machines.occupancy import (
     NodeAdmission,
     closed_lock,
     occupants,
@@ -26,10 +30,6 @@ from orchestrator.controller.occupancy import (
     twice,
     what_we_do,
 )
-from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.errors import InventoryError, LeftOutError
-from orchestrator.inventory.load import load_inventory
-from orchestrator.inventory.model import Inventory, Node
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.support.health_kit import put, unfold

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.command_hints import command
-from orchestrator.controller.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_words, read_facts, script
-from orchestrator.controller.node_plan import NodePlan, engine_of, login_line, node_of, transport_to
-from orchestrator.controller.occupancy import gpus_of, occupants, twice
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, WorkerState, find_engine
 from orchestrator.errors import HostKeyError, NoUsableNodeError, OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory.load import check_references, load_inventory, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE, Node
+from orchestrator.machines.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_words, read_facts, script
+from orchestrator.machines.node_plan import NodePlan, engine_of, login_line, node_of, transport_to
+from orchestrator.machines.occupancy import gpus_of, occupants, twice
 from orchestrator.paths import DEFAULT_RUNS, command_on_run, runs_option
 from orchestrator.transport.base import Completed, Transport, connected
 from worker.protocol import HOT_C

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import facts as facts_module
-from orchestrator.controller import node_plan
-from orchestrator.controller.facts import Gpu, NodeFacts, save_facts
-from orchestrator.controller.node_check import NodeReport, check_nodes
-from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import InputError, InventoryError, NoUsableNodeError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
+from orchestrator.machines import facts as facts_module
+from orchestrator.machines import node_plan
+from orchestrator.machines.facts import Gpu, NodeFacts, save_facts
+from orchestrator.machines.node_check import NodeReport, check_nodes
+from orchestrator.machines.node_plan import NodePlan, node_files
 from orchestrator.transport.ssh import SshTransport
 from tests.support.workernode import node as worker_node
 from worker.device import SLOTS_ON_CORES, pin

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.facts import Gpu, NodeFacts, script
-from orchestrator.controller.node_plan import NodePlan, node_files, node_of, plan_lease, plan_nodes, worker_code
 from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.values import names
+from orchestrator.machines.facts import Gpu, NodeFacts, script
+from orchestrator.machines.node_plan import NodePlan, node_files, node_of, plan_lease, plan_nodes, worker_code
 from orchestrator.templating import data_folder, quote, render
 from tests.support.shells import check
 

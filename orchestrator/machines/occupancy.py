@@ -16,11 +16,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Literal, NamedTuple
 
-from orchestrator.controller.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
 from orchestrator.engines import Engine
 from orchestrator.errors import EngineError, InventoryError, LeftOutError
 from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import MAX_GPU, Gpus
+from orchestrator.machines.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
 from orchestrator.transport.base import Transport
 from worker.protocol import LOCKS
 

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 import worker
 from orchestrator import __version__
 from orchestrator.archives import read_files
-from orchestrator.controller.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts, python_of
-from orchestrator.controller.occupancy import device_lock
 from orchestrator.engine.docker import RESTARTS, DockerOptions
 from orchestrator.engines import Engine, find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.inventory.values import REFERENCE_RE, has_reference, resolve
+from orchestrator.machines.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts, python_of
+from orchestrator.machines.occupancy import device_lock
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport
 from orchestrator.transport.local import LocalTransport
