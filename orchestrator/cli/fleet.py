@@ -184,7 +184,7 @@ def check_inventory(
     """
     from orchestrator.inventory import load as inventories
     from orchestrator.inventory.model import dumps
-    from orchestrator.machines.occupancy import refuse_one_gpu_twice
+    from orchestrator.machines.gpu_names import refuse_one_gpu_twice
     from orchestrator.templating import data_folder
 
     if schema:

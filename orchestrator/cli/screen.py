@@ -207,7 +207,7 @@ def picture(s: RunStatus) -> RenderableType:
 def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     from orchestrator.controller.runs import RunSnapshot
-    from orchestrator.machines.node_check import poll
+    from orchestrator.machines.node_poll import poll
 
     snapshot, out = RunSnapshot(paths), console()
     status = snapshot.status()
@@ -261,7 +261,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     A note tells when a node's reachability or a GPU's health changes.
     """
     from orchestrator.controller.runs import RunSnapshot
-    from orchestrator.machines.node_check import Watch
+    from orchestrator.machines.node_poll import Watch
 
     snapshot, printed, alive = RunSnapshot(paths), dict[str, str](), True
     with closing(Watch(snapshot.plans, limit_s)) as watch, closing(make_view(every=0.0)) as view:

@@ -194,7 +194,7 @@ def capture(
     Exit code 1 where the workload failed.
     """
     from orchestrator.inventory.load import load_inventory
-    from orchestrator.machines.node_command import WorkloadLog, capture_here, capture_on
+    from orchestrator.machines.workload_capture import WorkloadLog, capture_here, capture_on
 
     name = get_family(family).name if family else None
     if out.exists() and not force:  # before hours of work, not after

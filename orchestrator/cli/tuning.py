@@ -143,7 +143,7 @@ def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
     """Write the node folders of runs, for `--render`, and return where they are; exit code 3 if a node was left out.
     Raises InputError."""
     from orchestrator.controller.drive import node_files_of, write_files
-    from orchestrator.machines.node_plan import node_folders
+    from orchestrator.machines.node_files import node_folders
 
     above = {one.family.name: f"{one.family.name}/" if len(prepared) > 1 else "" for one in prepared}
     plans = {above[one.family.name] + plan.node: (plan, one.config) for one in prepared for plan in one.nodes}
@@ -291,7 +291,7 @@ def detach(paths: RunPaths) -> Page:
 def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
     """Check an inventory and make it the run's."""
     from orchestrator.inventory.load import load_inventory
-    from orchestrator.machines.occupancy import refuse_one_gpu_twice
+    from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 
     if inventory is not None:
         refuse_one_gpu_twice(load_inventory(inventory).nodes, {})

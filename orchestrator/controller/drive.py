@@ -30,22 +30,15 @@ from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.ingest import Ingest
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
-from orchestrator.machines.facts import load_facts, save_facts, script
+from orchestrator.machines.admission import NodeAdmission
+from orchestrator.machines.check_script import script
+from orchestrator.machines.facts import load_facts, save_facts
+from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.machines.node_check import check_nodes
-from orchestrator.machines.node_plan import (
-    NodePlan,
-    engine_of,
-    node_files,
-    node_folders,
-    node_of,
-    plan_nodes,
-    private_env,
-    results_folder,
-    transport_of,
-    with_device_locks,
-    worker_code,
-)
-from orchestrator.machines.occupancy import NodeAdmission, gpus_of, mode_of, refuse_one_gpu_twice
+from orchestrator.machines.node_files import node_files, node_folders, worker_code
+from orchestrator.machines.node_link import engine_of, private_env, results_folder, transport_of
+from orchestrator.machines.node_plan import NodePlan, node_of, plan_nodes, with_device_locks
+from orchestrator.machines.occupancy import gpus_of, mode_of
 from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.planning.roofline import Won, Worth, won
 from orchestrator.policy import Policy, PolicySettings

@@ -34,8 +34,9 @@ from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.ledger.ingest import Chunk
-from orchestrator.machines.node_plan import attempts_in, bring_home, missing_files, take_back_all
-from orchestrator.machines.occupancy import NodeAdmission, closed_lock
+from orchestrator.machines.admission import NodeAdmission
+from orchestrator.machines.node_folder import attempts_in, bring_home, missing_files, take_back_all
+from orchestrator.machines.occupancy import closed_lock
 from orchestrator.transport.base import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
 
@@ -169,7 +170,7 @@ class NodeDriver:
         self._post = post
         self._admission = admission
         """Waits while the node is occupied, before workers start. While its context lasts, no other run starts workers
-        there (orchestrator/machines/occupancy.py)."""
+        there (orchestrator/machines/admission.py)."""
         self._results = results
         """Folder on the node for results that stay there after the run."""
         self._home = home

@@ -14,9 +14,11 @@ from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.machines.facts import ARGV, TIMEOUT_S, NodeFacts, script
+from orchestrator.machines.check_script import ARGV, TIMEOUT_S, script
+from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.node_check import NodeReport, check_node
-from orchestrator.machines.node_plan import GRANTED, NodePlan, plan_lease, ssh_transport
+from orchestrator.machines.node_link import ssh_transport
+from orchestrator.machines.node_plan import GRANTED, NodePlan, plan_lease
 from orchestrator.transport.base import Transport
 from worker.text import plural
 
@@ -138,7 +140,7 @@ def node_maker(
         report, transport = _looked_at(node, sources[pool], lease, run)
         try:
             if not report.usable:
-                raise EngineError(name, "; ".join(t.removeprefix(f"{name}: ") for t in report.problems()))
+                raise EngineError(name, report.problem_text())
             shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
         except BaseException:
             transport.close()

@@ -23,17 +23,10 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
 from orchestrator.machines.facts import save_facts
+from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.machines.node_check import NodeReport, check_nodes
 from orchestrator.machines.node_plan import NodePlan, device_memory, plan_nodes
-from orchestrator.machines.occupancy import (
-    busy_sentence,
-    gpus_of,
-    mode_of,
-    occupants,
-    occupants_text,
-    refuse_one_gpu_twice,
-    what_we_do,
-)
+from orchestrator.machines.occupancy import busy_sentence, gpus_of, mode_of, occupants, occupants_text, what_we_do
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder, new_run_id
 from orchestrator.planning.cost import CostModel, CostSample, weights
 from orchestrator.planning.plan import Plan, make_plan, memory_note, queue_of, risk_notes

@@ -21,8 +21,9 @@ from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.machines.facts import Gpu
-from orchestrator.machines.node_check import LIMIT_S, NodeAnswer, ask_all, poll
-from orchestrator.machines.node_plan import NodePlan, engine_of, plan_nodes, transport_of
+from orchestrator.machines.node_link import engine_of, transport_of
+from orchestrator.machines.node_plan import NodePlan, plan_nodes
+from orchestrator.machines.node_poll import LIMIT_S, NodeAnswer, ask_all, poll
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport.base import Transport, connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now

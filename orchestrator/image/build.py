@@ -27,9 +27,9 @@ from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.files.read import read_bytes
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.model import Node
-from orchestrator.machines.facts import DEFAULT_WORKDIR, from_home
+from orchestrator.machines.check_script import DEFAULT_WORKDIR, from_home
 from orchestrator.machines.node_command import lines
-from orchestrator.machines.node_plan import transport_to
+from orchestrator.machines.node_link import transport_to
 from orchestrator.tables.locate import family_of
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport, connected

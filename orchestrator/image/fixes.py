@@ -25,8 +25,8 @@ from orchestrator.image.build import SILENCE_S, copy_out, unpack
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Node
 from orchestrator.machines.facts import NodeFacts
-from orchestrator.machines.node_check import ask_all
-from orchestrator.machines.node_plan import transport_to
+from orchestrator.machines.node_link import transport_to
+from orchestrator.machines.node_poll import ask_all
 from orchestrator.transport.base import connected
 from worker import PACKAGE_PARENT
 from worker.aiter_tree.locate import DEFAULT_GFX

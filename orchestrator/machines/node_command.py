@@ -1,43 +1,32 @@
-"""Commands where workers run (as a process, or in a container like theirs), with their output line by line; and a
-workload, here or on a node, whose output shows the shapes that AITER had no tuned row for.
+"""Runs a command where workers run (as a process, or in a container like theirs), and reads its output line by line.
 
-A node folder is deployed, and removed at the end.
+A node folder is deployed for it, and removed at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
-import json
-import os
-import signal
-import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from orchestrator import clean
-from orchestrator.errors import EngineError, InputError, NodeError
-from orchestrator.families import get_family
+from orchestrator.errors import EngineError, NodeError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.machines.node_check import check_nodes
-from orchestrator.machines.node_plan import engine_of, node_files, plan_nodes, transport_of
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_link import engine_of, transport_of
+from orchestrator.machines.node_plan import plan_nodes
 from orchestrator.paths import new_run_id
-from orchestrator.shapes.aiter_log import Miss, Misses, key_of
 from orchestrator.transport.base import RemoteFile, Transport, as_file, connected
-from worker.capture import MARK, Recording
 
 MAX_LINE = 64 * 1024
-# No tuner: nothing is tuned, and nothing kept on the node.
 NO_TUNER = ""
+"""Nothing is tuned there, and nothing is kept on the node."""
 IDLE_EXIT_S = 600.0
-BF16 = "a16w16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +63,7 @@ def deployed_on(
     """
     (report,) = check_nodes([node], accept_new_host_keys=accept_new_host_keys)
     if not report.usable:
-        raise EngineError(node.name, "; ".join(t.removeprefix(f"{node.name}: ") for t in report.problems()))
+        raise EngineError(node.name, report.problem_text())
     run = f"{name}-{new_run_id(time.time())}"
     only = inventory.model_copy(update={"nodes": {node.name: node}})
     with tempfile.TemporaryDirectory(prefix="gemmfleet-") as scratch:
@@ -99,96 +88,3 @@ def lines(read: Callable[[int], bytes]) -> Iterator[str]:
     stream = io.TextIOWrapper(as_file(read), "utf-8", "replace", newline="\n")
     while line := stream.readline(MAX_LINE):
         yield clean.text(line.removesuffix("\n"), MAX_LINE)
-
-
-class WorkloadLog:
-    """Reader of a workload's output, and of AITER's own record at its end: `record`."""
-
-    def __init__(self, family: str | None, say: Callable[[str], None]) -> None:
-        self._counting, self._say = Misses(family), say
-        self.record: dict[str, Any] = {}
-
-    def line(self, text: str) -> None:
-        """One line, clean."""
-        if not text.startswith(MARK):
-            self._counting.line(text.encode("utf-8", "replace"))
-            self._say(text)
-            return
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(text.removeprefix(MARK))
-            self.record = record if isinstance(record, dict) else {}
-
-    def done(self) -> tuple[Misses, int | None]:
-        """The shapes without a tuned row, and the workload's exit code. A recorded shape counts where the log has no
-        bf16 miss (before v0.1.7)."""
-        misses = self._counting.done()
-        notes, recorded = self.record.get("notes"), self.record.get("recorded")
-        misses.notes += [clean.text(n, 300) for n in notes[:20]] if isinstance(notes, list) else []
-        texts = [t for t in recorded.values() if isinstance(t, str)] if isinstance(recorded, dict) else []
-        if BF16 not in misses.counts and (keys := _keys(texts, misses)):
-            misses.counts[BF16] = Counter(keys)
-            misses.notes.append(
-                f"{len(keys)} bf16 shapes are from AITER_TUNE_GEMM, which does not show whether they have a row;"
-                " `tune --db` skips those that have"
-            )
-        return misses, clean.integer(self.record.get("code"))
-
-
-def _keys(texts: Sequence[str], misses: Misses) -> list[tuple[int | str, ...]]:
-    """The shapes of AITER's own lists."""
-    out: dict[tuple[int | str, ...], None] = {}
-    for row in (row for text in texts for row in csv.DictReader(io.StringIO(text))):
-        values = {n: str(row[n]).strip() for n in get_family(BF16).key_names if row.get(n)}
-        try:
-            out[key_of(Miss(BF16, values), BF16)] = None
-        except ValueError as e:
-            misses.odd[str(e)] += 1
-    return list(out)
-
-
-def capture_here(argv: Sequence[str], log: WorkloadLog) -> tuple[Misses, int | None]:
-    """Run `argv` on this machine to its end. Ctrl-C goes to the workload, which may then end in its own way; a second
-    one kills it. Raises InputError where it cannot be started."""
-    with Recording(os.environ) as recording:
-        try:
-            proc = subprocess.Popen(
-                argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=recording.env, start_new_session=True
-            )
-        except OSError as e:
-            raise InputError(f"{argv[0]}: cannot be started: {e.strerror or e}") from e
-        signals = iter((signal.SIGINT,))
-
-        def pass_on(*_: object) -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(proc.pid, next(signals, signal.SIGKILL))
-
-        before = signal.signal(signal.SIGINT, pass_on)
-        try:
-            with proc:
-                assert proc.stdout is not None
-                for text in lines(partial(os.read, proc.stdout.fileno())):
-                    log.line(text)
-        finally:
-            signal.signal(signal.SIGINT, before)
-    log.record = {"code": proc.returncode, "recorded": recording.recorded, "notes": recording.notes}
-    return log.done()
-
-
-def capture_on(
-    inventory: Inventory, name: str, argv: Sequence[str], log: WorkloadLog, *, accept_new_host_keys: bool
-) -> tuple[Misses, int | None]:
-    """Run `argv` on the first slot of a node, where its workers run. Ctrl-C ends it and keeps what was counted.
-
-    Raises NodeError, InputError.
-    """
-    if name not in inventory.nodes:
-        raise InputError(f"the inventory has no node {name[:60]!r} (there: {', '.join(inventory.nodes)})")
-    ended, node = "was interrupted", inventory.nodes[name]
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        deployed_on(inventory, node, "capture", accept_new_host_keys=accept_new_host_keys) as host,
-    ):
-        ended = host.run(["capture", "--until-eof", "--", *argv], log.line)
-    misses, code = log.done()
-    misses.notes += [] if code is not None else [f"{name}: the workload {ended}"]
-    return misses, code

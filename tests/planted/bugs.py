@@ -202,8 +202,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "secret-in-a-file", 11, "orchestrator/machines/node_plan.py",
-        "{name: value for name, value in whole_env.items() if not has_reference(value)}",
-        "resolve(whole_env, node.name, node.origin)",
+        "{name: value for name, value in env.items() if not has_reference(value)}",
+        "resolve(env, node.name, node.origin)",
         "A value of the environment is written into the scripts of a node.",
         ("tests/unit/machines/test_node_plan.py::test_no_value_is_in_what_is_kept",),
     ),

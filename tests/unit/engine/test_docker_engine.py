@@ -16,7 +16,8 @@ import pytest
 from orchestrator.engine.docker import DockerOptions, engine_error
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
-from orchestrator.machines.node_plan import NodePlan, node_files
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.local import LocalTransport
 from tests.support.shells import check
 

@@ -15,7 +15,8 @@ import pytest
 
 from orchestrator import command_hints
 from orchestrator.inventory.model import Node
-from orchestrator.machines.facts import ARGV, load_facts, read_facts, save_facts, script
+from orchestrator.machines.check_script import ARGV, read_facts, script
+from orchestrator.machines.facts import load_facts, save_facts
 from orchestrator.machines.node_check import COLUMNS, check_node, compare, unreachable
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.inventory.load import load_inventory
-from orchestrator.machines.node_plan import NodePlan, node_files, plan_nodes
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_plan import NodePlan, plan_nodes
 from worker.families import FAMILIES, backend_of, legal_cells
 from worker.tuners.aiter.findings import TunerScript
 from worker.tuners.aiter.launch import (

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.engine.docker import DockerOptions
-from orchestrator.machines.node_plan import NodePlan, node_files
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_plan import NodePlan
 from tests.support.aiterbuild import CK2, tree
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at
