@@ -260,7 +260,7 @@ class NodeReports:
                 lost = [a.id for a in self._policy.outstanding() if a.node == node and a.id not in present]
                 return [*(AttemptTaken(a, True) for a in lost), NodeJoined(node, self._registry.drivers[node].slots)]
             case Taken(node, attempt, won):
-                return [AttemptTaken(attempt, won)] if attempt in self._policy.state.open else []
+                return [AttemptTaken(attempt, won)] if attempt in self._policy.state.open_attempts else []
             case SlotLost(node):
                 return [message] if node in self._registry.drivers else []
             case NodeTroubled(node, detail):
@@ -314,7 +314,7 @@ class NodeReports:
         state, before = self._policy.state, time.time() - self._registry.timeouts.vanished
         there = state.nodes[node].slots.values() if node in state.nodes else ()
         sent = [state.attempts[a] for slot in there for a in (slot.running, *slot.queued) if a and a not in held]
-        missing = {a.id for a in sent if a.sent_at < before and not a.taking}
+        missing = {a.id for a in sent if a.sent_at < before and not a.is_being_taken}
         gone, self._missed[node] = missing & self._missed.get(node, set()), missing
         return sorted(gone)
 

@@ -358,7 +358,7 @@ MOST_POINTS = 4000
 def beside_each_other(state: State, start: float) -> list[dict[str, Any]]:
     """One document for each slot: name, flag and points. A point has seconds since `start`, and compute and memory time
     over the median of the slots of its device (None if unknown)."""
-    times = {s.id: s.timed for n in state.nodes.values() for s in n.slots.values() if s.timed}
+    times = {s.id: s.timed_canaries for n in state.nodes.values() for s in n.slots.values() if s.timed_canaries}
     standing_out = flags(state)
     each = max(1, MOST_POINTS // max(1, len(times)))
     usual: dict[tuple[str, str], float] = {}

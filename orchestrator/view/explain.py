@@ -12,7 +12,7 @@ from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.policy.model import Attempt, Shape
-from orchestrator.policy.policy import whereabouts, why
+from orchestrator.policy.sentences import describe_attempt, describe_wait
 from orchestrator.reasons import Reason
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
 from orchestrator.view.words import (
@@ -229,7 +229,7 @@ class _Stories:
             reason = f" ({skipped[0]})" if skipped and skipped[0] else ""
             now = f"skipped{reason}: {skipped[1]}" if skipped else "pending"
             return Story(self.named(id_), "shape", now)
-        now = settled_words(s, self._done) if s.state != "pending" else f"pending: {why(self._state, id_)}"
+        now = settled_words(s, self._done) if s.state != "pending" else f"pending: {describe_wait(self._state, id_)}"
         found = [f for f in self._faulted if id_ in f.shapes]
         notes = [f"Candidate {f.title} {f.words(id_)}" for f in found[:MOST_CANDIDATES]]
         if len(found) > MOST_CANDIDATES:
@@ -242,7 +242,7 @@ class _Stories:
         where, left = f"on {a.node} slot {a.slot}", len(self._state.unsettled(a.shapes))
         ended = "running" if a.state == "started" else a.state
         now = f"{ended} {where}, {plural(len(a.shapes), 'shape')}, {left} of them not settled"
-        now += f": {whereabouts(self._state, a)}" if a.state != "over" else ""
+        now += f": {describe_attempt(self._state, a)}" if a.state != "over" else ""
         names = and_more([self.named(i) for i in a.shapes], MOST_SHAPES)
         steps = [(a.sent_at, f"sent to {a.node} slot {a.slot} with {names}, estimated {a.cost_s:.1f} s", "sent")]
         if a.started_at is not None:

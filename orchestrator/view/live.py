@@ -106,5 +106,7 @@ class LiveStatus:
                 if known:
                     continue
             if to in _SLOT_NOTES:
-                text = slot_change(self._state, slot, to, why, slot.gpu.until if to == "quarantined" else 0.0)
+                text = slot_change(
+                    self._state, slot, to, why, slot.gpu.quarantined_until if to == "quarantined" else 0.0
+                )
                 self._notes.append((text, True))

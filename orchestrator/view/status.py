@@ -51,8 +51,8 @@ class SlotSpeed:
 def speeds(state: State) -> dict[SlotId, SlotSpeed]:
     """The speed of each slot with timed canaries, compared with the others of its device."""
     by_device: dict[str, dict[SlotId, list[CanaryTimed]]] = defaultdict(dict)
-    for slot in (s for n in state.nodes.values() for s in n.slots.values() if s.timed):
-        last = [r for _, r in slot.timed[-LATEST:]]
+    for slot in (s for n in state.nodes.values() for s in n.slots.values() if s.timed_canaries):
+        last = [r for _, r in slot.timed_canaries[-LATEST:]]
         by_device[last[-1].device][slot.id] = [r for r in last if r.device == last[-1].device]
     return {slot: speed for slots in by_device.values() for slot, speed in _speeds(slots).items()}
 
@@ -438,7 +438,7 @@ def _slot(state: State, about: RunHeader, name: str, slot: Slot | None) -> SlotS
     if a is None and state.nodes[slot.node].state == "gone":
         return SlotStatus(name, "ended")
     if a is None:
-        sick = slot.state == "starting" and slot.sick
+        sick = slot.state == "starting" and slot.canary_failed
         return SlotStatus(name, "canary failed" if sick else "idle" if slot.state == "ready" else slot.state)
     if a.current is None:
         return SlotStatus(name, "busy", a.id, a.id, a.moved_at)

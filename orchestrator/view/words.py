@@ -14,7 +14,7 @@ from orchestrator.command_hints import command
 from orchestrator.events import NOISE
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.policy.model import Attempt, Node, Shape, Slot, SlotId, State, spot
+from orchestrator.policy.model import Attempt, Node, Shape, Slot, SlotId, State, describe_place
 from orchestrator.reasons import Reason
 from worker.text import and_more, plural
 
@@ -71,7 +71,7 @@ def worked_words(sessions: Sequence[Sequence[float]]) -> str:
 def slot_words(state: State, node: str, slot: str) -> str:
     """Name of a slot, with its host and GPU if they are known and differ from node and slot."""
     known = state.slot(node, slot)
-    return spot(known.gpu.place, state.nodes) if known is not None else f"{node} slot {slot}"
+    return describe_place(known.gpu.place, state.nodes) if known is not None else f"{node} slot {slot}"
 
 
 _NODE_WORDS = {
@@ -118,7 +118,7 @@ def end_of(state: State, a: Attempt, named: Callable[[int], str]) -> str:
     """Sentence on the end of an attempt."""
     where = f" on {a.node} slot {a.slot}" if a.started_at is not None else ""
     if a.outcome is None:
-        return f"attempt {a.id}{where} was {'lost' if a.lost else 'taken back unclaimed'}" + _because(a.detail)
+        return f"attempt {a.id}{where} was {'lost' if a.is_lost else 'taken back unclaimed'}" + _because(a.detail)
     at = f" at {named(a.in_flight)}" if a.in_flight is not None else ""
     after = f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
     return f"attempt {a.id}{where} ended{after}: {a.outcome.message}{at}" + _because(a.detail)
@@ -305,7 +305,7 @@ def _segments(
         if kept:
             yield kept
         flight = named(a.in_flight) if a.in_flight is not None and kind != "done" else ""
-        outcome = a.outcome.value if a.outcome else "node_lost" if a.lost else ""
+        outcome = a.outcome.value if a.outcome else "node_lost" if a.is_lost else ""
         kept = [start, end, kind, a.id, a.id, tuned[a.id], outcome, flight, a.detail[:300]]
     if kept:
         yield kept
@@ -352,7 +352,7 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
         where, took = f"{a.id} on {a.node} slot {a.slot}", f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
         t = a.ended_at or a.current_at or a.started_at
         if s.id in a.landed:
-            n = max((len(f.left_out - {NOISE}) for f in s.faults if f.attempt == a.id), default=0)
+            n = max((len(f.blocked - {NOISE}) for f in s.faults if f.attempt == a.id), default=0)
             result = "the tuner's verdict" if s.reason and s.reason.is_verdict else "a result"
             without = f", without {plural(n, 'candidate')} that faulted" if n else ""
             noise = ", whose time is noise" if s.noisy == a.id else ""
@@ -365,7 +365,7 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
             words = "in flight" if flying else "not its turn yet"
             steps.append((a.current_at if flying else a.started_at, f"{where}: {words}", kind_of(a)))
         else:
-            ended = "its node was lost" if a.lost else a.outcome.message if a.outcome else "it was taken back"
+            ended = "its node was lost" if a.is_lost else a.outcome.message if a.outcome else "it was taken back"
             steps.append((t, f"{where} ended before it was measured: {ended}", kind_of(a)))
     if unclaimed:
         first = state.attempts[s.attempts[0]].sent_at
