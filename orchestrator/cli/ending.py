@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.printer import MOST_ROWS, Cell, Page, plain
 from orchestrator.command_hints import command
-from orchestrator.controller.drive import won_so_far, worths_of
+from orchestrator.controller.limits import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState, keeps_today

@@ -23,7 +23,8 @@ from orchestrator.paths import RunPaths
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.controller.prepare import Prepared, RunRequest
+    from orchestrator.controller.prepared_run import PreparedRun
+    from orchestrator.controller.request import RunRequest
     from orchestrator.results.recheck import Recheck
     from worker.protocol.bench import Side
 
@@ -221,7 +222,7 @@ def bench(
     return tuning.start(prepared, run)
 
 
-def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: RunOptions) -> Page:
+def _passes(prepared: PreparedRun, asked: RunRequest, sides: Sequence[Side], run: RunOptions) -> Page:
     """Bench two or more images in turn, and return the report. Raises what a run raises."""
     from orchestrator.bench.request import refuse_other_engines, run_passes
     from orchestrator.cli import tuning
@@ -273,7 +274,8 @@ def recheck(
     """
     from orchestrator.cli import tuning
     from orchestrator.cli.ending import EXIT, end_page, next_lines
-    from orchestrator.controller.prepare import prepare, prepare_recheck
+    from orchestrator.controller.prepare import prepare
+    from orchestrator.controller.recheck_run import prepare_recheck
     from orchestrator.ledger.reader import LedgerReader
     from orchestrator.results.recheck import judge, write_rows
     from orchestrator.shapes.model import write_list

@@ -24,8 +24,9 @@ from worker.text import and_more, did_you_mean, plural
 
 if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
-    from orchestrator.controller.drive import DriveSettings
-    from orchestrator.controller.prepare import Prepared, RunRequest
+    from orchestrator.controller.context import DriveSettings
+    from orchestrator.controller.prepared_run import PreparedRun
+    from orchestrator.controller.request import RunRequest
     from orchestrator.ledger.reader import LedgerReader
     from orchestrator.planning.plan import Plan
 
@@ -35,7 +36,7 @@ DETACH_S = 20.0
 
 def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
     """Return the request of a command that starts a run; `own`: fields that its common options do not give."""
-    from orchestrator.controller.prepare import RunRequest
+    from orchestrator.controller.request import RunRequest
 
     return RunRequest(
         runs=run.runs, limit=run.limit, plan=run.plan, accept_new_host_keys=drive.accept_new_host_keys,
@@ -76,13 +77,13 @@ def share_of(text: str | None) -> float | None:
     return share
 
 
-def show_notes(prepared: Prepared, *, quiet: bool) -> None:
+def show_notes(prepared: PreparedRun, *, quiet: bool) -> None:
     """Print the notes on the input and the defaults, and announce the run. `quiet`: on standard error."""
     lines = [*(f"note: {note}" for note in prepared.plan.notes), headline(prepared.plan), f"run {prepared.config.run}"]
     print(*map(plain, lines), sep="\n", file=sys.stderr if quiet else sys.stdout, flush=True)
 
 
-def plan_page(prepared: Prepared) -> Page:
+def plan_page(prepared: PreparedRun) -> Page:
     """Return a plan, for `--plan`: the work by shared key with its cost, and the slots of each node. Its error says
     that no node can be used."""
     from orchestrator.planning.plan import seconds_of
@@ -117,7 +118,7 @@ def plan_page(prepared: Prepared) -> Page:
     return page
 
 
-def _aiter_of(prepared: Prepared) -> dict[str, str]:
+def _aiter_of(prepared: PreparedRun) -> dict[str, str]:
     """Return a sentence on the AITER of each node of a plan, and the fixes that its files need."""
     from orchestrator.image.fixes import UNKNOWN, aiter_lines
 
@@ -131,7 +132,7 @@ MOST_NAMES = 20
 """Most shapes of a plan that are named; the rest are counted."""
 
 
-def _names_by_state(prepared: Prepared) -> dict[str, list[str]]:
+def _names_by_state(prepared: PreparedRun) -> dict[str, list[str]]:
     """The shapes that are skipped, because the table has them, and those that are new to it."""
     left_out = set(prepared.plan.skipped)
     skipped = [describe(s.key) for s in prepared.listed.shapes if s.id in left_out]
@@ -139,10 +140,10 @@ def _names_by_state(prepared: Prepared) -> dict[str, list[str]]:
     return {"skipped": skipped, "new": new}
 
 
-def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
+def render_page(prepared: Sequence[PreparedRun], folder: Path) -> Page:
     """Write the node folders of runs, for `--render`, and return where they are; exit code 3 if a node was left out.
     Raises InputError."""
-    from orchestrator.controller.drive import node_files_of, write_files
+    from orchestrator.controller.deployment import node_files_of, write_files
     from orchestrator.machines.node_files import node_folders
 
     above = {one.family.name: f"{one.family.name}/" if len(prepared) > 1 else "" for one in prepared}
@@ -194,7 +195,7 @@ def _how_long(plan: Plan) -> str:
     return f"{words}; a first guess" if plan.first_guess else words
 
 
-def start(prepared: Prepared, options: RunOptions) -> Page:
+def start(prepared: PreparedRun, options: RunOptions) -> Page:
     """Return the plan of a run, or create and drive it, and return its report."""
     if options.plan:
         return plan_page(prepared)
@@ -203,7 +204,7 @@ def start(prepared: Prepared, options: RunOptions) -> Page:
     return detach(paths) if options.detach else drive_here(paths, json_=options.json_)
 
 
-def start_each(prepared: Sequence[Prepared], options: RunOptions) -> Page:
+def start_each(prepared: Sequence[PreparedRun], options: RunOptions) -> Page:
     """Start the runs of several families one after another, and sum them up. The exit code is the worst.
 
     After an interrupted run no other is started.

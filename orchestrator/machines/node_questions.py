@@ -33,7 +33,7 @@ REMOTE_FILE_SYSTEMS = (
     "nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs",
 )  # fmt: skip
 NO_AITER = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
-"""What the check script says of `aiter: {root: PATH}` -> how the message begins."""
+"""The check script's word on `aiter: {root: PATH}` -> the beginning of the message."""
 FREE_SPACE = "free some space (<runs prune>), or give another `workdir:`"
 NAME_DEVICES = "drop docker.devices, and each container gets its slot's GPU; or name"
 CORRECT_CHIP = "correct or drop gfx and cu_num in the inventory"

@@ -123,7 +123,7 @@ def _uses_devices(container: Container, facts: NodeFacts, gpus: Sequence[int]) -
 
 
 def _describe_use(gpu: Gpu) -> str:
-    """Who holds the GPU, or how busy it is; "" if it is free."""
+    """Describes who holds the GPU, or how busy it is; "" if it is free."""
     processes = [f"process {pid} ({size / 2**20:.0f} MiB)" for pid, size in gpu.processes.items() if size > 0]
     if processes:
         return f"held by {', '.join(processes[:3])}"

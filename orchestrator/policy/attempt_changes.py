@@ -1,4 +1,4 @@
-"""What the records about attempts change: sent, claimed, taken back, at work on a shape, ended, lost and back again."""
+"""Applies the records about attempts: sent, claimed, taken back, at work on a shape, ended, lost and back again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the records about nodes and their leases change: expected, joined, occupied, in trouble, lost, gone."""
+"""Applies the records about nodes and their leases: expected, joined, occupied, in trouble, lost, gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the records about shapes change: work that is added or tried again, results, and the end of a shape.
+"""Applies the records about shapes: work that is added or tried again, results, and the end of a shape.
 
 A result settles its shape at once if it is complete and not noisy. Any other becomes evidence (blame.py), and a
 decision (SettleShape, FailShape) settles the shape later.

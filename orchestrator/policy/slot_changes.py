@@ -1,4 +1,4 @@
-"""What the records about slots change: canaries, quarantine, and a worker that is given up."""
+"""Applies the records about slots: canaries, quarantine, and a worker that is given up."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from orchestrator.cli import (
     ending,  # noqa: F401 - imported once, for all that are forked
     tuning,
 )
-from orchestrator.controller.drive import DriveSettings
+from orchestrator.controller.context import DriveSettings
 from orchestrator.controller.messages import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths

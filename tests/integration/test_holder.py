@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import folder_word, holder_script, leftovers_in, prelude
+from orchestrator.leases.holder import folder_word, holder_script, leftovers_in, prelude
 from orchestrator.machines.node_files import node_files, node_folders
 from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.exec import ExecTransport

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmSource
 from orchestrator.machines.node_files import node_files, node_folders
 from orchestrator.machines.node_plan import NodePlan

@@ -89,9 +89,9 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
-        "resume-repeats", 4, "orchestrator/controller/nodes.py",
-        "if a.node == node and a.id not in present",
-        "if a.node == node",
+        "resume-repeats", 4, "orchestrator/controller/node_reports.py",
+        "if attempt.id not in message.present]",
+        "]",
         "A new controller sends again what the workers of a node still have.",
         ("tests/unit/controller/test_reports.py::test_only_what_a_node_does_not_have_is_sent_again",),
     ),

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import InputError, InventoryError, NoUsableNodeError
 from orchestrator.inventory.load import load_inventory

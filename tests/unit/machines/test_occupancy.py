@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.fleet import check_inventory
-from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InventoryError, LeftOutError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
