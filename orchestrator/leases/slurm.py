@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import SlowError, TransportError, UnreachableError
@@ -287,7 +288,7 @@ def _limit_seconds(limit: str) -> float:
 def leases_of(printed: bytes) -> list[Lease]:
     """Leases in the output of squeue (SQUEUE), oldest first."""
     rows = sorted(_rows(printed, len(FIELDS)), key=lambda row: [_number(cell) for cell in row[:2]])
-    return [lease for row in rows for lease in _leases(*row)]
+    return [lease for row in rows for lease in _leases(JobRow(*row))]
 
 
 def _rows(printed: bytes, cells: int) -> Iterator[list[str]]:
@@ -301,42 +302,55 @@ def _number(text: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-def _leases(
-    array: str, task: str, number: str, state: str, reason: str, host: str, start: str, end: str, restarts: str,
-    preempted: str, code: str, cpus: str,
-) -> Iterator[Lease]:  # fmt: skip
-    """Leases of a row of squeue (FIELDS): the job's, and those before it was queued again."""
-    base = f"{array}_{task}" if task.isdigit() else number
-    times_queued_again = _number(restarts)
+class JobRow(NamedTuple):
+    """A row of squeue, in the order of FIELDS, such as `17|2|19|RUNNING|None|g1|1700000000|1700014400|0|N/A|0|8`."""
+
+    array: str
+    task: str
+    number: str
+    state: str
+    reason: str
+    host: str
+    start: str
+    end: str
+    restarts: str
+    preempted: str
+    exit_code: str
+    cpus: str
+
+
+def _leases(job: JobRow) -> Iterator[Lease]:
+    """Leases of a row of squeue: the job's, and those before it was queued again."""
+    base = f"{job.array}_{job.task}" if job.task.isdigit() else job.number
+    times_queued_again = _number(job.restarts)
     ids = [base, *(f"{base}r{n + 1}" for n in range(times_queued_again))]
     for earlier_id in ids[:-1]:
         why = "Slurm has queued this job again"
         yield Lease(earlier_id, LeaseState.ENDED, why=why, cause=EndCause.PREEMPTED)
-    lease_id = ids[-1]
-    known_reason = reason if reason not in ("None", "") else ""
-    has_ended = end.isdigit() and float(end) < time.time() + CLOCK_S
+    state = job.state
+    reason = job.reason if job.reason != "None" else ""
+    has_ended = job.end.isdigit() and float(job.end) < time.time() + CLOCK_S
     is_queued_again = state == "COMPLETING" and times_queued_again > 0 and not has_ended
     if state in QUEUED or is_queued_again:
-        yield Lease(lease_id, LeaseState.QUEUED, why=(known_reason or state) + _expected(start))
+        yield Lease(ids[-1], LeaseState.QUEUED, why=(reason or state) + _expected(job.start))
     elif state in RUNNING:
-        way = (f"--jobid={number}", f"--cpus-per-task={max(1, _number(cpus))}")
-        ends_at = float(end) if end.isdigit() else None
-        yield Lease(lease_id, LeaseState.READY, host, "" if state == "RUNNING" else state, ends_at, way=way)
+        way = (f"--jobid={job.number}", f"--cpus-per-task={max(1, _number(job.cpus))}")
+        ends_at = float(job.end) if job.end.isdigit() else None
+        yield Lease(ids[-1], LeaseState.READY, job.host, "" if state == "RUNNING" else state, ends_at, way=way)
     else:
-        why = f"{state} ({known_reason})" if known_reason else state
-        cause = _cause(state, reason, code, was_preempted=preempted.isdigit())
-        yield Lease(lease_id, LeaseState.ENDED, host, why, cause=cause)
+        why = f"{state} ({reason})" if reason else state
+        yield Lease(ids[-1], LeaseState.ENDED, job.host, why, cause=_cause(job))
 
 
-def _cause(state: str, reason: str, code: str, *, was_preempted: bool) -> EndCause:
+def _cause(job: JobRow) -> EndCause:
     """The cause of a job's end."""
-    if was_preempted and state != "COMPLETED":
+    if job.preempted.isdigit() and job.state != "COMPLETED":
         return EndCause.PREEMPTED
-    if state in ("COMPLETING", "FAILED") and code == ENDED_BY_TERM:
+    if job.state in ("COMPLETING", "FAILED") and job.exit_code == ENDED_BY_TERM:
         return EndCause.TIME_LIMIT
-    if state == "COMPLETING":
-        return COMPLETING_CAUSES.get(reason, EndCause.PREEMPTED)
-    return CAUSES.get(state, EndCause.FAILED)
+    if job.state == "COMPLETING":
+        return COMPLETING_CAUSES.get(job.reason, EndCause.PREEMPTED)
+    return CAUSES.get(job.state, EndCause.FAILED)
 
 
 LATE_S = 24 * 3600.0
