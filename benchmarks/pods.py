@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.figure import Figure, LeftOutError
 from benchmarks.stream import stream_figures
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import LeaseState
 from orchestrator.leases.kubernetes import KubernetesSource
+from orchestrator.leases.lease import LeaseState
 from orchestrator.transport.base import RemoteFile, Transport
 from tests.support.kube import Cluster, why_not
 from tests.waiting import wait_until

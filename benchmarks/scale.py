@@ -278,7 +278,7 @@ class StandInEngine:
 def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     """Run the command line `argv` with stand-in workers. Writes the measurements to `seen`."""
     from orchestrator.cli.main import main as command
-    from orchestrator.controller import drive
+    from orchestrator.controller import context, deployment, drive
     from orchestrator.controller.messages import Timeouts
     from orchestrator.engine import process
     from orchestrator.policy import Policy, PolicySettings
@@ -286,8 +286,9 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     vars(sqlite3)["connect"] = functools.partial(sqlite3.connect, factory=TimedConnection)
     vars(process)["SPEC"] = replace(process.SPEC, create=StandInEngine)
     vars(drive)["export"] = lambda *args: None  # another benchmark's
-    vars(drive)["NodeDriver"] = BatchedDriver
-    vars(drive)["Timeouts"] = functools.partial(Timeouts, starting=600.0, never_up=600.0)
+    vars(deployment)["NodeDriver"] = BatchedDriver
+    patient = functools.partial(Timeouts, starting=600.0, never_up=600.0)
+    vars(drive)["DriveSettings"] = lambda: context.DriveSettings(timeouts=patient())
     if not ahead:
         vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(ahead_s=0.0))
     cpu: list[tuple[float, float, float]] = []

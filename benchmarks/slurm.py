@@ -15,7 +15,7 @@ from benchmarks.figure import Figure, LeftOutError
 from benchmarks.stream import stream_figures
 from orchestrator.events import AttemptEnded, LeaseEnded, ShapeStarted
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import LeaseState
+from orchestrator.leases.lease import LeaseState
 from orchestrator.leases.slurm import SlurmSource
 from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench

@@ -100,7 +100,7 @@ class EngineSpec:
     """An engine's entry in the registry.
 
     In signatures, `node` is the inventory's node (orchestrator/inventory/model.py), `facts` its facts
-    (orchestrator/controller/facts.py), `plan` its NodePlan (node_plan.py beside it): rooms above this one.
+    (orchestrator/machines/facts.py), `plan` its NodePlan (node_plan.py beside it): rooms above this one.
     """
 
     name: str

@@ -142,7 +142,7 @@ class NodeLost(Event):
 class LeaseEnded(Event):
     """The node was a lease and will not return; its name is never used again.
 
-    `cause`: one of orchestrator.leases.base.EndCause; `detail`: the scheduler's message. `charged`: shapes in flight
+    `cause`: one of orchestrator.leases.lease.EndCause; `detail`: the scheduler's message. `charged`: shapes in flight
     count as lost with their node. Otherwise (preempted, time limit, released, ...) they are queued again uncharged.
     """
 

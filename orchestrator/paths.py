@@ -21,6 +21,11 @@ from orchestrator.errors import InputError, RunBusyError
 
 DEFAULT_RUNS = Path("runs")
 """The folder of runs where no --runs is given."""
+FIRST_KEYS = (
+    "run", "created", "argv", "version", "family", "tuner", "shapes", "shapes_sha256", "inventory", "limit", "db",
+    "retune", "watchdog_s", "grace_s", "err_ratio", "options",
+)  # fmt: skip
+"""The first keys of run.yaml, in the order in which every version wrote them."""
 RUN_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 
 
@@ -101,26 +106,18 @@ def command_on_run(verb: str, run: str, runs: Path) -> str:
     return command(f"{verb} {paths.named if paths.config.is_file() else f'{run} --runs ITS_FOLDER'}")
 
 
-@dataclass(frozen=True, slots=True)
-class RunConfig:
-    """Configuration of a run as requested. The inventory lies beside it unchanged, references unresolved."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """The settings that a user may give for a run, and that run.yaml keeps as they were given.
 
-    run: str
-    created: float
-    argv: list[str]
-    version: str
-    family: str
-    tuner: str
-    shapes: str
-    shapes_sha256: str
-    inventory: str
+    A request (controller/request.py) and a run's configuration have them all, so a new one needs only a line here, an
+    option on the command line, and the code that reads it.
+    """
+
     limit: str | None = None
-    db: str | None = None
     retune: bool = False
     watchdog_s: float = 300.0
     grace_s: float = 30.0
-    err_ratio: float = 0.05
-    options: dict[str, Any] = field(default_factory=dict)
     accept_new_host_keys: bool = False
     lost_after_s: float = 90.0
     busy: str | None = None
@@ -132,10 +129,34 @@ class RunConfig:
     gpu_hours: float | None = None
     """Start no more work once the slots have used this many hours in all."""
 
+    def settings(self) -> dict[str, Any]:
+        """Only these settings, also of a subclass."""
+        return {field.name: getattr(self, field.name) for field in fields(RunSettings)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig(RunSettings):
+    """Configuration of a run as requested. The inventory lies beside it unchanged, references unresolved."""
+
+    run: str
+    created: float
+    argv: list[str]
+    version: str
+    family: str
+    tuner: str
+    shapes: str
+    shapes_sha256: str
+    inventory: str
+    db: str | None = None
+    err_ratio: float = 0.05
+    options: dict[str, Any] = field(default_factory=dict)
+
     def write(self, path: Path) -> None:
         import yaml
 
-        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
+        values = asdict(self)
+        ordered = {name: values.pop(name) for name in FIRST_KEYS}
+        path.write_text(yaml.safe_dump(ordered | values, sort_keys=False, allow_unicode=True))
 
     @classmethod
     def change(cls, path: Path, **changes: Any) -> None:

@@ -21,15 +21,11 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
     import fabric  # noqa: F401  these two are imported when they are needed
     import jinja2  # noqa: F401
 
-    from orchestrator.controller.node_plan import (
-        NodePlan,
-        missing_files,
-        node_files,
-        node_folders,
-        plan_nodes,
-        transport_of,
-    )
     from orchestrator.inventory.load import load_inventory
+    from orchestrator.machines.node_files import node_files, node_folders
+    from orchestrator.machines.node_folder import missing_files
+    from orchestrator.machines.node_link import transport_of
+    from orchestrator.machines.node_plan import NodePlan, plan_nodes
     from orchestrator.transport.base import Transport
 
     began = time.perf_counter()

@@ -21,8 +21,9 @@ from benchmarks.figure import LeftOutError
 from benchmarks.peers.callers import PEERS, WORKS, PeerError
 from benchmarks.peers.environment import Environment
 from benchmarks.peers.table import Row
-from orchestrator.controller.node_plan import node_files, node_folders, plan_nodes
 from orchestrator.inventory.load import load_inventory
+from orchestrator.machines.node_files import node_files, node_folders
+from orchestrator.machines.node_plan import plan_nodes
 from orchestrator.transport.base import RemoteFile
 from tests.integration.sshd import SSHD, LightFleet, Sshd, light_fleet, plain_login
 

@@ -21,7 +21,9 @@ from typing import Any
 import yaml
 
 from orchestrator.configs.winners import FOLDER, TABLE, WonFile, read_winners
-from orchestrator.controller.prepare import Prepared, RunRequest, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.prepared_run import PreparedRun
+from orchestrator.controller.request import RunRequest
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.files.read import read_text
@@ -229,7 +231,7 @@ def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any
     return json.dumps({"named": named, what: content}, sort_keys=True)
 
 
-def refuse_other_engines(first: Prepared) -> None:
+def refuse_other_engines(first: PreparedRun) -> None:
     """Raise InputError where a node does not run images."""
     for node in first.nodes:
         if not find_engine(node.engine).runs_images:
@@ -237,7 +239,7 @@ def refuse_other_engines(first: Prepared) -> None:
 
 
 def run_passes(
-    first: Prepared, request: RunRequest, compared: Sequence[Side], drive: Callable[[RunPaths, str], str]
+    first: PreparedRun, request: RunRequest, compared: Sequence[Side], drive: Callable[[RunPaths, str], str]
 ) -> tuple[BenchResults, str]:
     """Run passes until the runs agree or none is left; their results, and `finished` or `interrupted`.
 

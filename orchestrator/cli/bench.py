@@ -17,7 +17,9 @@ from orchestrator.cli.live_view import make_view
 from orchestrator.cli.options import DriveFlags, FamilyOpt, InventoryOpt, RunFlags, parse_tuner_options
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.controller.drive import drive as drive_run
-from orchestrator.controller.prepare import Prepared, RunRequest, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.prepared_run import PreparedRun
+from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY
 from orchestrator.pages import Page
@@ -136,7 +138,7 @@ def bench(
     return start(prepared, run)
 
 
-def _bench_images(prepared: Prepared, request: RunRequest, sides: Sequence[Side], flags: RunFlags) -> Page:
+def _bench_images(prepared: PreparedRun, request: RunRequest, sides: Sequence[Side], flags: RunFlags) -> Page:
     """Bench two or more images in turn, and return the report. Raises what a run raises."""
     if flags.detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")

@@ -11,7 +11,8 @@ from orchestrator.cli.live_view import make_view
 from orchestrator.cli.options import RunArg, RunsOpt
 from orchestrator.cli.printer import print_page
 from orchestrator.command_hints import command
-from orchestrator.controller.drive import DriveSettings, drive
+from orchestrator.controller.context import DriveSettings
+from orchestrator.controller.drive import drive
 from orchestrator.controller.runs import stop_left_workers
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader

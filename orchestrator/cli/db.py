@@ -10,8 +10,8 @@ import typer
 from orchestrator.cli.build_tree import opened_build
 from orchestrator.cli.options import BuildNodesOpt, BuildOpt, TableFamilyOpt
 from orchestrator.command_hints import command
-from orchestrator.controller.node_check import chips_of
 from orchestrator.errors import InputError
+from orchestrator.machines.node_check import chips_of
 from orchestrator.pages import Page
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.shapes.model import describe

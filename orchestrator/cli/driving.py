@@ -19,12 +19,14 @@ from orchestrator.cli.options import DriveFlags, RunFlags
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.cli.printer import print_page
 from orchestrator.command_hints import command
-from orchestrator.controller.drive import DriveSettings, drive
-from orchestrator.controller.occupancy import refuse_one_gpu_twice
-from orchestrator.controller.prepare import Prepared, RunRequest
+from orchestrator.controller.context import DriveSettings
+from orchestrator.controller.drive import drive
+from orchestrator.controller.prepared_run import PreparedRun
+from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InputError, NoUsableNodeError, OrchestratorError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, holder
 from orchestrator.results.bench import BenchResults
@@ -53,7 +55,7 @@ def make_request(run: RunFlags, drive_flags: DriveFlags, **fields: Any) -> RunRe
     )
 
 
-def start(prepared: Prepared, flags: RunFlags) -> Page:
+def start(prepared: PreparedRun, flags: RunFlags) -> Page:
     """Return the plan of a run, or create and drive it, and return its report."""
     if flags.plan:
         return plan_page(prepared)
@@ -62,7 +64,7 @@ def start(prepared: Prepared, flags: RunFlags) -> Page:
     return detach(paths) if flags.detach else drive_here(paths, json_=flags.json_)
 
 
-def start_each(prepared: Sequence[Prepared], flags: RunFlags) -> Page:
+def start_each(prepared: Sequence[PreparedRun], flags: RunFlags) -> Page:
     """Start the runs of several families one after another, and sum them up. The exit code is the worst.
 
     After an interrupted run no other is started.
@@ -87,7 +89,7 @@ def start_each(prepared: Sequence[Prepared], flags: RunFlags) -> Page:
 
 
 def _sum_up(
-    prepared: Sequence[Prepared], pages: Sequence[Page], errors: Sequence[OrchestratorError], *, is_plan: bool
+    prepared: Sequence[PreparedRun], pages: Sequence[Page], errors: Sequence[OrchestratorError], *, is_plan: bool
 ) -> Page:
     """Return the page of several runs; `pages`: of those that were started."""
     code = max(0, *(page.code for page in pages), *(error.exit_code for error in errors))

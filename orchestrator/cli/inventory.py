@@ -9,12 +9,12 @@ import typer
 
 from orchestrator.cli.options import JsonOpt
 from orchestrator.cli.printer import print_page
-from orchestrator.controller.occupancy import refuse_one_gpu_twice
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError, InventoryError
 from orchestrator.inventory import load as inventories
 from orchestrator.inventory.model import Inventory, Node, dumps
 from orchestrator.inventory.values import missing, names, texts
+from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.pages import Page
 from orchestrator.templating import data_folder
 from worker.text import plural

@@ -14,13 +14,13 @@ from orchestrator.cli.driving import replace_inventory
 from orchestrator.cli.options import AcceptNewHostKeysOpt, LimitOpt, RunsOpt
 from orchestrator.cli.printer import plain
 from orchestrator.command_hints import command
-from orchestrator.controller import node_check
 from orchestrator.controller.pools import check_pools, probe_pools, would_do
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import limit as limit_inventory
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.machines import node_check
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run, holder, leave_request, new_run_id
 from orchestrator.templating import data_folder

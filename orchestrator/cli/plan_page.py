@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.cli.printer import plain
-from orchestrator.controller.drive import node_files_of, write_files
-from orchestrator.controller.node_plan import NodePlan, node_folders
-from orchestrator.controller.prepare import Prepared
+from orchestrator.controller.deployment import node_files_of, write_files
+from orchestrator.controller.prepared_run import PreparedRun
 from orchestrator.errors import InputError, NoUsableNodeError
+from orchestrator.machines.node_files import node_folders
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.pages import Page
 from orchestrator.paths import RunConfig
 from orchestrator.planning.plan import Plan, seconds_of
@@ -23,14 +24,14 @@ MOST_NAMES = 20
 """Most shapes of a plan that are named; the rest are counted."""
 
 
-def show_notes(prepared: Prepared, *, quiet: bool) -> None:
+def show_notes(prepared: PreparedRun, *, quiet: bool) -> None:
     """Print the notes on the input and the defaults, and announce the run. `quiet`: on standard error."""
     lines = [f"note: {note}" for note in prepared.plan.notes]
     lines += [headline(prepared.plan), f"run {prepared.config.run}"]
     print(*map(plain, lines), sep="\n", file=sys.stderr if quiet else sys.stdout, flush=True)
 
 
-def plan_page(prepared: Prepared) -> Page:
+def plan_page(prepared: PreparedRun) -> Page:
     """Return a plan, for `--plan`: the work by shared key with its cost, and the slots of each node. Its error says
     that no node can be used."""
     plan = prepared.plan
@@ -58,7 +59,7 @@ def plan_page(prepared: Prepared) -> Page:
     return page
 
 
-def _add_work(page: Page, prepared: Prepared) -> None:
+def _add_work(page: Page, prepared: PreparedRun) -> None:
     """Add a row for each piece of work: its shapes, the range of their M, and the key columns that they share. Texts
     that all shapes share stand below the table."""
     family = prepared.family
@@ -90,7 +91,7 @@ def _key_text(key: dict[str, int | str], hidden: Sequence[str]) -> str:
     return " ".join(f"{name}={value}" for name, value in key.items() if name not in hidden)
 
 
-def _aiter_of_nodes(prepared: Prepared) -> dict[str, str]:
+def _aiter_of_nodes(prepared: PreparedRun) -> dict[str, str]:
     """Return a sentence on the AITER of each node of a plan, and the fixes that its files need."""
     from orchestrator.image.fixes import UNKNOWN, aiter_lines  # imports docker
 
@@ -100,7 +101,7 @@ def _aiter_of_nodes(prepared: Prepared) -> dict[str, str]:
     return {**aiter_lines(machines, facts), **leased}
 
 
-def _names_by_state(prepared: Prepared) -> dict[str, list[str]]:
+def _names_by_state(prepared: PreparedRun) -> dict[str, list[str]]:
     """Return the shapes that are skipped, because the table has them, and those that are new to it."""
     skipped = set(prepared.plan.skipped)
     names: dict[str, list[str]] = {"skipped": [], "new": []}
@@ -117,7 +118,7 @@ class _RenderedNode(NamedTuple):
     config: RunConfig
 
 
-def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
+def render_page(prepared: Sequence[PreparedRun], folder: Path) -> Page:
     """Write the node folders of runs, for `--render`, and return where they are; exit code 3 if a node was left out.
     Raises InputError."""
     nodes = []

@@ -13,7 +13,10 @@ from orchestrator.cli.ending import EXIT_CODES, NextCommand, end_page, next_line
 from orchestrator.cli.options import DriveFlags, FamilyOpt, InventoryOpt, RunFlags, parse_tuner_options
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.cli.printer import plain, print_page
-from orchestrator.controller.prepare import Prepared, RunRequest, prepare, prepare_recheck
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.prepared_run import PreparedRun
+from orchestrator.controller.recheck_run import prepare_recheck
+from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Page
@@ -94,7 +97,7 @@ def recheck(
 
 
 def _request_to_tune(
-    prepared: Prepared, paths: RunPaths, checked: Recheck, run: RunFlags, drive: DriveFlags
+    prepared: PreparedRun, paths: RunPaths, checked: Recheck, run: RunFlags, drive: DriveFlags
 ) -> RunRequest:
     """Return the request of the run that tunes the rows that are not good. Its shapes lie in the recheck's folder."""
     queued = paths.root / "queued.csv"

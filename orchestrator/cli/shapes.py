@@ -14,10 +14,10 @@ import typer
 from orchestrator.clean import text as clean_text
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import print_page
-from orchestrator.controller.node_command import WorkloadLog, capture_here, capture_on
 from orchestrator.errors import InputError
 from orchestrator.families import PadLevel, get_family, grid_point
 from orchestrator.inventory.load import load_inventory
+from orchestrator.machines.workload_capture import WorkloadLog, capture_here, capture_on
 from orchestrator.pages import Page
 from orchestrator.planning.plan import risk_notes
 from orchestrator.shapes.aiter_log import Misses, count_misses

@@ -15,8 +15,8 @@ from orchestrator.cli.options import JsonOpt, RunArg, RunsOpt
 from orchestrator.cli.printer import console, plain
 from orchestrator.cli.status_rows import describe_rest, needs_look, node_row, shows_nodes, slot_rows
 from orchestrator.command_hints import command
-from orchestrator.controller.node_check import Watch, poll
 from orchestrator.controller.runs import RunSnapshot, polled_status
+from orchestrator.machines.node_poll import Watch, poll
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunPaths, find_run, holder
 from orchestrator.view.formatting import duration

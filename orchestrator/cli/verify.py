@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.options import AcceptNewHostKeysOpt, LimitOpt, RunArg, RunsOpt
-from orchestrator.controller.node_command import deployed_on
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.inventory import load as inventories
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.machines.node_command import deployed_on
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run
 from orchestrator.results.verify import Verified, verify_on

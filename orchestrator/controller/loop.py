@@ -14,12 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
-from orchestrator.controller.leases import LeasedNodes, LeaseTurn
-from orchestrator.controller.messages import FromStream, Message, StopLimits, Taken, Timeouts, Watcher
+from orchestrator.controller.context import RunContext
+from orchestrator.controller.lease_lifecycle import LeaseTurn
+from orchestrator.controller.leased_nodes import LeasedNodes
+from orchestrator.controller.limits import Limits
+from orchestrator.controller.messages import FromStream, Message, StopLimits, Taken
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.nodes import NodeRegistry, NodeReports, Outbox, Shutdown, StoppedNode
+from orchestrator.controller.node_reports import NodeReports
+from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.outbox import Outbox
+from orchestrator.controller.shutdown import Shutdown, StoppedNode
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     Decision,
@@ -34,11 +40,8 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.ledger.ingest import Chunk, Ingest
-from orchestrator.ledger.writer import Ledger
-from orchestrator.paths import RunConfig, take_requests
-from orchestrator.policy import Policy
+from orchestrator.paths import take_requests
 from orchestrator.view.live import LiveStatus
-from worker.protocol import TableKernel
 from worker.text import plural
 
 TURN_S = 0.03
@@ -53,51 +56,42 @@ class Controller:
 
     def __init__(
         self,
-        ledger: Ledger,
-        policy: Policy,
-        ingest: Ingest,
+        context: RunContext,
         live_status: LiveStatus,
-        config: RunConfig,
-        keys: Callable[[int], dict[str, int | str]],
-        kernels: Mapping[int, Sequence[TableKernel]],
-        logs: Path,
-        requests_folder: Path,
-        watcher: Watcher,
-        mask: Callable[[str], str],
-        epoch: int,
-        timeouts: Timeouts,
+        leases: LeasedNodes,
+        newcomers: Callable[[Collection[str]], list[NodeDriver]],
+        *,
         interrupts: Sequence[int],
         cancel: bool,
-        known: Collection[str],
-        newcomers: Callable[[Collection[str]], list[NodeDriver]],
-        leases: LeasedNodes,
-        limit: Callable[[], str],
     ) -> None:
-        """`kernels`: shape id -> the only kernels to measure for it. `mask`: puts references (`${env:NAME}`) in
-        place of their values, because the watcher's output may be kept. `interrupts`: one entry for each Ctrl-C so far.
-        `known`: nodes that an earlier controller of this run had. `limit`: why to start no more work, "" if there is no
-        reason."""
-        self._limit = limit
+        """`newcomers`: makes drivers of the nodes in the inventory that are none of these. `interrupts`: one entry for
+        each Ctrl-C so far. `cancel`: only stop the workers and read their last records."""
+        policy, ledger = context.policy, context.ledger
+        self._context = context
+        self._ledger = ledger
+        self._policy = policy
+        self._timeouts = context.timeouts
+        self._live_status = live_status
+        self._leases = leases
+        self._newcomers = newcomers
+        self._interrupts = interrupts
+        self._limits = Limits(ledger, context.config)
         self.limited = ""
         """The limit that stopped new work, "" if none did."""
-        self._ledger, self._policy, self._live_status = ledger, policy, live_status
-        self._requests = requests_folder
-        self._watcher, self._mask, self._epoch = watcher, mask, epoch
-        self._timeouts, self._interrupts = timeouts, interrupts
         self._left_over: list[Message] = []
         """Messages that the last turn had no time for."""
         self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
-        self._registry = NodeRegistry(self._timeouts)
-        self._reports = NodeReports(
-            config.run, epoch, ledger, policy, self._registry, ingest, live_status, leases.look, logs
-        )
-        self._outbox = Outbox(self._registry, config, keys, kernels, epoch, ledger.blocklist_verdicts)
+        self._registry = NodeRegistry(context.timeouts)
+        ingest = Ingest(ledger, policy.state)
+        self._reports = NodeReports(context, self._registry, ingest, live_status, leases.check_lease_of)
+        self._outbox = Outbox(context, self._registry)
         self._first: list[NodeDriver] = []
+        """The drivers with which the run begins."""
+        self._known = {node.name for node in policy.state.nodes.values() if not node.lease}
+        """Nodes that an earlier controller of this run had, but for leases."""
         self._stop_since: float | None = None
-        self._newcomers, self._leases = newcomers, leases
-        self._known = set(known)
-        self._cancelled = cancel
+        self._is_cancelled = cancel
         self._cancel_when_up = cancel
         self._shutdown: Shutdown | None = None
         self._next_view = 0.0
@@ -116,22 +110,18 @@ class Controller:
         with contextlib.suppress(queue.Full):  # a full queue starts a turn anyway
             self._queue.put_nowait(None)
 
-    def _note(self, text: str, *, bad: bool = False) -> None:
-        self._watcher.note(self._mask(text), bad=bad)
-
     def add(self, driver: NodeDriver) -> None:
         """Add a node before `run`."""
         self._first.append(driver)
 
     def run(self, also: Iterable[Event] = ()) -> str:
         """Drive the run; return finished, interrupted or cancelled. Raise NoUsableNodeError, TakenOverError."""
-        left = [
-            NodeLost(n, "it is no longer in the inventory") for n in sorted(self._known - {d.node for d in self._first})
-        ]
-        expected = [NodeExpected(d.node, d.slots) for d in self._first]
-        self._transact([], first=[Resumed(self._epoch), *left, *expected, *also])
+        removed = sorted(self._known - {driver.node for driver in self._first})
+        lost = [NodeLost(node, "it is no longer in the inventory") for node in removed]
+        expected = [NodeExpected(driver.node, driver.slots) for driver in self._first]
+        self._transact([], first=[Resumed(self._context.epoch), *lost, *expected, *also])
         if self._policy.done and not self._known:
-            self._sum_up({d.node: StoppedNode(None) for d in self._first})
+            self._sum_up({driver.node: StoppedNode(None) for driver in self._first})
             return "finished"  # all shapes were tuned before, and no node has files of this run
         for driver in self._first:
             self._registry.start(driver)
@@ -148,33 +138,37 @@ class Controller:
             self._closing.set()
             self._registry.close()
             for text in self._leases.close(release=release):
-                self._note(text, bad=True)
+                self._context.note(text, bad=True)
 
     def _loop(self) -> str:
         while True:
-            messages = self._messages()
-            given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
-            leased = self._leases.turn(self._policy, self._registry, time.time())
-            self._follow_leases(leased)
-            # read the rows that a lease left before its end is recorded
-            left = self._reports.unread(leased.rows)
-            last = [*self._requested(), *given_up, *leased.events, Tick()]
-            self._transact([*messages, *left], last=last, whole=bool(left))
+            self._take_turn()
             self._show()
             for driver in self._registry.drivers.values():
                 driver.check_pulse()
             if self._policy.done:
                 self._shut_down()
                 return "finished"
-            ended = self._stopped()
-            if ended:
-                return ended
+            end_state = self._stopped()
+            if end_state:
+                return end_state
             self._give_up_where_hopeless()
+
+    def _take_turn(self) -> None:
+        """Record what happened since the last turn, and carry out the decisions that follow."""
+        messages = self._messages()
+        given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
+        leased = self._leases.turn(self._policy, self._registry, time.time())
+        self._follow_leases(leased)
+        # read the rows that a lease left before its end is recorded
+        unread = self._reports.unread(leased.rows)
+        last = [*self._requested(), *given_up, *leased.events, Tick()]
+        self._transact([*messages, *unread], last=last, whole=bool(unread))
 
     def _follow_leases(self, turn: LeaseTurn) -> None:
         """Start the nodes that became ready, and drop those whose lease is over."""
         for text, bad in turn.notes:
-            self._note(text, bad=bad)
+            self._context.note(text, bad=bad)
         for event in turn.events:
             if isinstance(event, LeaseEnded):
                 self._registry.remove(event.node)
@@ -182,15 +176,16 @@ class Controller:
             self._registry.start(driver)
 
     def _messages(self) -> list[Message]:
-        out: list[Message | None] = [*self._left_over]
+        """The messages of a turn: those left over, and up to 512 in all. Wait for the first if there is none."""
+        messages: list[Message | None] = [*self._left_over]
+        self._left_over = []
         try:
-            out.append(self._queue.get(timeout=0.0 if out else self._timeouts.tick))
-            while len(out) < 512:
-                out.append(self._queue.get_nowait())
+            messages.append(self._queue.get(timeout=0.0 if messages else self._timeouts.tick))
+            while len(messages) < 512:
+                messages.append(self._queue.get_nowait())
         except queue.Empty:
             pass
-        self._left_over = []
-        return [m for m in out if m is not None]
+        return [message for message in messages if message is not None]
 
     def _transact(
         self,
@@ -234,42 +229,52 @@ class Controller:
         try:
             drivers = self._newcomers(self._registry.drivers.keys())
         except OrchestratorError as e:
-            self._note(f"no node could join: {e}", bad=True)
+            self._context.note(f"no node could join: {e}", bad=True)
             return []
         for driver in drivers:
-            self._note(f"{driver.node} joins")
+            self._context.note(f"{driver.node} joins")
             self._registry.start(driver)
         return [NodeExpected(d.node, d.slots) for d in drivers]
 
     def _requested(self) -> list[Event]:
+        """Events for what other commands requested, for a limit that is reached, and for Ctrl-C."""
         events: list[Event] = []
-        for request in take_requests(self._requests):
-            if request["kind"] == "cancel":
-                self._cancelled = True
-                self._note("cancelled by request: stopping the workers")
-            elif request["kind"] == "drain":
-                if request.get("node") in self._registry.drivers:
-                    self._note(f"{request['node']} drains by request")
-                    events.append(NodeDraining(request["node"]))
-            elif request["kind"] == "join":
-                events += self._let_join()
-            else:
-                shapes = tuple(int(s) for s in request.get("shapes", ()))
-                self._note(f"{plural(len(shapes), 'shape')} queued again by request")
-                events.append(RetryAsked(shapes))
-        if not self.limited and self._stop_since is None and (why := self._limit()):
-            self.limited = why
-            self._note(f"{why}: no new work; running attempts may finish")
-            events.append(StopAsked(why))
-        if (self._cancelled or self._interrupts) and self._stop_since is None:
+        for request in take_requests(self._context.paths.requests):
+            events += self._events_of_request(request)
+        if not self.limited and self._stop_since is None:
+            self.limited = self._limits.reached()
+            if self.limited:
+                self._context.note(f"{self.limited}: no new work; running attempts may finish")
+                events.append(StopAsked(self.limited))
+        if (self._is_cancelled or self._interrupts) and self._stop_since is None:
             self._stop_since = time.monotonic()
             events.append(StopAsked())
-            if not self._cancelled:
-                self._note(
+            if not self._is_cancelled:
+                self._context.note(
                     f"interrupted: no new work; running attempts have {self._timeouts.grace:g} s to finish "
                     "(Ctrl-C again stops it now)"
                 )
         return events
+
+    def _events_of_request(self, request: Mapping[str, Any]) -> list[Event]:
+        """Events for a request of another command (paths.leave_request)."""
+        match request["kind"]:
+            case "cancel":
+                self._is_cancelled = True
+                self._context.note("cancelled by request: stopping the workers")
+                return []
+            case "drain":
+                node = request.get("node", "")
+                if not self._registry.has(node):
+                    return []
+                self._context.note(f"{node} drains by request")
+                return [NodeDraining(node)]
+            case "join":
+                return self._let_join()
+            case _:
+                shapes = tuple(int(s) for s in request.get("shapes", ()))
+                self._context.note(f"{plural(len(shapes), 'shape')} queued again by request")
+                return [RetryAsked(shapes)]
 
     def _stopped(self) -> str | None:
         """After a requested stop or a reached limit: the state to end with, once it is time to end; else None."""
@@ -281,16 +286,16 @@ class Controller:
         waited = time.monotonic() - self._stop_since
         if self._cancel_when_up:
             return self._cancel_as_they_come(waited)
-        if self._cancelled or len(self._interrupts) > 1:
+        if self._is_cancelled or len(self._interrupts) > 1:
             self._stop_workers()
-            return "cancelled" if self._cancelled else "interrupted"
+            return "cancelled" if self._is_cancelled else "interrupted"
         if not self._policy.outstanding():
             self._shut_down()
             return "interrupted"
         if waited > self._timeouts.grace:
-            left = [f"{a.id} on {a.node}" for a in self._policy.outstanding()]
+            running = [f"{attempt.id} on {attempt.node}" for attempt in self._policy.outstanding()]
             self._outbox.drain()
-            self._note(f"the workers finish these by themselves, and then exit: {', '.join(left[:8])}")
+            self._context.note(f"the workers finish these by themselves, and then exit: {', '.join(running[:8])}")
             self._undo_preparations()
             return "interrupted"
         return None
@@ -300,87 +305,92 @@ class Controller:
         workers that still measure shapes which were settled elsewhere."""
         self._outbox.drain()
 
-        def over() -> bool:
-            left = self._policy.outstanding()
-            only_copies = bool(left) and all(len(a.landed) < len(a.shapes) for a in left)
-            return only_copies or not self._registry.workers_left()
+        def is_over() -> bool:
+            attempts = self._policy.outstanding()
+            if attempts and all(len(attempt.landed) < len(attempt.shapes) for attempt in attempts):
+                return True  # only copies are left
+            return not self._registry.has_workers()
 
-        self._listen(self._timeouts.shutdown, over)
+        self._listen(self._timeouts.shutdown, is_over)
         self._stop_workers()
 
     def _stop_workers(self) -> None:
         # if something failed, dead containers stay as evidence until the run is pruned
-        tidy = self._cancelled or (self._policy.done and not self._policy.state.failed)
-        pace = self._timeouts.cancel if self._cancelled else self._timeouts.stop
+        tidy = self._is_cancelled or (self._policy.done and not self._policy.state.failed)
+        pace = self._timeouts.cancel if self._is_cancelled else self._timeouts.stop
         self._stop(self._registry.drivers.values(), pace, tidy=tidy)
 
     def _stop(self, drivers: Iterable[NodeDriver], pace: StopLimits, *, tidy: bool) -> None:
         """Stop the workers of these nodes, and read their last messages."""
         shutdown = Shutdown(self._registry, pace, tidy=tidy)
         shutdown.begin(drivers)
-        self._listen(pace.limit_s, shutdown.done)
+        self._listen(pace.limit_s, shutdown.is_done)
         self._sum_up(shutdown.close())
 
     def _cancel_as_they_come(self, waited: float) -> str | None:
         """Cancel a run that has no controller. Stop each node once its records are read; do not wait long for any."""
-        soon = self._timeouts.cancel
+        limits = self._timeouts.cancel
         if self._shutdown is None:
-            self._shutdown = Shutdown(self._registry, soon, tidy=True)
-        patient = waited < soon.limit_s / 2
-        self._shutdown.begin(d for d in self._registry.reached() if d.node in self._reports.read_out or not patient)
-        awaited = (self._registry.coming - self._registry.troubled) | (
-            self._registry.up - self._reports.read_out if patient else set()
-        )
-        if waited < soon.limit_s and (awaited or self._leases.coming or not self._shutdown.done()):
+            self._shutdown = Shutdown(self._registry, limits, tidy=True)
+        read_out = self._reports.read_out
+        waits_for_records = waited < limits.limit_s / 2
+        reached = self._registry.reached_drivers()
+        self._shutdown.begin(driver for driver in reached if driver.node in read_out or not waits_for_records)
+        awaited = self._registry.coming - self._registry.troubled
+        if waits_for_records:
+            awaited |= self._registry.reached - read_out
+        if waited < limits.limit_s and (awaited or self._leases.coming or not self._shutdown.is_done()):
             return None
-        self._listen(soon.kill_s, lambda: True)
-        away = self._registry.drivers.keys() - self._registry.up
-        self._sum_up({**{n: StoppedNode(0, self._registry.why(n)) for n in away}, **self._shutdown.close()})
+        self._listen(limits.kill_s, lambda: True)
+        away = self._registry.drivers.keys() - self._registry.reached
+        never_reached = {node: StoppedNode(0, self._registry.trouble_of(node)) for node in away}
+        self._sum_up({**never_reached, **self._shutdown.close()})
         return "cancelled"
 
     def _undo_preparations(self) -> None:
         """Stop workers that may be starting on nodes that were never up."""
-        busy = {a.node for a in self._policy.outstanding()}
-        fresh = [
-            d
-            for n, d in self._registry.drivers.items()
-            if d.workers.fresh and n not in busy and n not in self._registry.sessions
-        ]
-        self._stop(fresh, self._timeouts.stop, tidy=True)
+        busy = {attempt.node for attempt in self._policy.outstanding()}
+        unused = []
+        for node, driver in self._registry.drivers.items():
+            if driver.workers.fresh and node not in busy and not self._registry.was_up(node):
+                unused.append(driver)
+        self._stop(unused, self._timeouts.stop, tidy=True)
 
-    def _sum_up(self, seen: Mapping[str, StoppedNode]) -> None:
+    def _sum_up(self, stopped: Mapping[str, StoppedNode]) -> None:
         """Report where workers may be left, and store the result for `cancel`."""
+        nodes = {node: asdict(result) for node, result in stopped.items()}
         with self._ledger.transaction():
-            self._ledger.set_meta("farewell", {"epoch": self._epoch, "nodes": {n: asdict(s) for n, s in seen.items()}})
-        for node, found in seen.items():
-            if found.left:
-                text = f"workers may be left behind on {node} ({found.left}); they exit when they are idle"
-                self._note(text, bad=True)
+            self._ledger.set_meta("farewell", {"epoch": self._context.epoch, "nodes": nodes})
+        for node, result in stopped.items():
+            if result.left:
+                text = f"workers may be left behind on {node} ({result.left}); they exit when they are idle"
+                self._context.note(text, bad=True)
 
-    def _listen(self, seconds: float, over: Callable[[], bool]) -> None:
-        """Read messages until `over` holds and no more come, or the time is up."""
+    def _listen(self, seconds: float, is_over: Callable[[], bool]) -> None:
+        """Read messages until `is_over` holds and no more come, or the time is up."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            ended = over()
+            was_over = is_over()
             messages = self._messages()
             self._transact([m for m in messages if isinstance(m, FromStream | Taken)])
-            if ended and not any(isinstance(m, FromStream) and isinstance(m.frame, Chunk) for m in messages):
+            has_data = any(isinstance(m, FromStream) and isinstance(m.frame, Chunk) for m in messages)
+            if was_over and not has_data:
                 return
 
     def _show(self) -> None:
         now = time.monotonic()
         for text, bad in self._live_status.take_notes():
-            self._note(text, bad=bad)
+            self._context.note(text, bad=bad)
         if now >= self._next_view:
-            self._watcher.update(self._live_status.status(time.time()))
-            took = time.monotonic() - now  # with many slots the view is slow, and work goes first
-            self._next_view = now + max(self._timeouts.view, VIEW_SHARE * took)
+            self._context.watcher.update(self._live_status.status(time.time()))
+            seconds = time.monotonic() - now  # with many slots the view is slow, and work goes first
+            self._next_view = now + max(self._timeouts.view, VIEW_SHARE * seconds)
 
     def _give_up_where_hopeless(self) -> None:
         if self._leases.coming:
             return
         awaited = self._leases.why()
-        if self._registry.hopeless or (awaited and not self._registry.drivers):
+        if self._registry.is_hopeless or (awaited and not self._registry.drivers):
             self._undo_preparations()
             raise NoUsableNodeError("\n".join(["no node is left to work on:", *awaited, *self._registry.details()]))
         stuck = None if self._registry.coming else self._policy.stuck

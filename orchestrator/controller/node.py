@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,12 +31,13 @@ from orchestrator.controller.messages import (
     Timeouts,
     read_frames,
 )
-from orchestrator.controller.node_plan import attempts_in, bring_home, missing_files, take_back_all
-from orchestrator.controller.occupancy import NodeAdmission, closed_lock
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.ledger.ingest import Chunk
+from orchestrator.machines.admission import NodeAdmission
+from orchestrator.machines.node_folder import attempts_in, bring_home, missing_files, take_back_all
+from orchestrator.machines.occupancy import closed_lock
 from orchestrator.transport.base import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
 
@@ -134,6 +136,43 @@ CUT_OFF_S = 1.0
 """A thread whose calls were cut off may need this long to notice."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeployedNode:
+    """The files and folders that a driver deploys to a node, and how it starts the workers there."""
+
+    folder: str
+    files: Mapping[str, RemoteFile]
+    """Path below the folder -> file."""
+    folders: Sequence[str]
+    """Folders that must exist before a worker starts."""
+    slots: tuple[str, ...]
+    env: Mapping[str, str]
+    """Variables of the workers that are in no file."""
+    epoch: int
+    offsets: Mapping[tuple[str, str], int]
+    """The next byte to read of each (stream, slot)."""
+    launch: bool
+    """False takes over the running workers and starts none."""
+    results: str | None = None
+    """Folder on the node for results that stay there after the run."""
+    home: Path | None = None
+    """Local folder for reproductions of faults, if the tuner writes them."""
+    is_connected: bool = False
+    """The transport is connected and was just used."""
+
+
+@dataclass(slots=True)
+class FollowedStream:
+    """The state of one stream, from its frames so far."""
+
+    is_up: bool = False
+    """The node was reported as up."""
+    waits_for: str = ""
+    """The other runs that hold devices of our workers."""
+    closed_lock: str = ""
+    """The last lock that a worker could not open."""
+
+
 class NodeDriver:
     """The connection to one node folder, and the threads that use it."""
 
@@ -141,40 +180,26 @@ class NodeDriver:
         self,
         transport: Transport,
         engine: Engine,
-        folder: str,
-        files: Mapping[str, RemoteFile],
-        folders: Sequence[str],
-        slots: Sequence[str],
-        env: Mapping[str, str],
-        epoch: int,
-        offsets: Mapping[tuple[str, str], int],
-        post: Callable[[Message], None],
-        *,
-        launch: bool,
+        deployed: DeployedNode,
         admission: NodeAdmission,
-        results: str | None,
-        home: Path | None,
-        connected: bool,
+        post: Callable[[Message], None],
         timeouts: Timeouts,
     ) -> None:
-        """`connected`: the transport is connected and was just used."""
+        """`admission`: waits while the node is occupied, before workers start. `post`: sends a message to the loop."""
         self.node = transport.node
-        self.folder = folder
-        self.slots = tuple(slots)
-        self.workers = NodeWorkers(engine, self.slots, env, launch=launch, may_have_started=bool(offsets))
+        self.folder = deployed.folder
+        self.slots = deployed.slots
+        may_have_started = bool(deployed.offsets)
+        self.workers = NodeWorkers(
+            engine, self.slots, deployed.env, launch=deployed.launch, may_have_started=may_have_started
+        )
         self._transport = transport
-        self._files, self._folders, self._epoch = files, folders, epoch
-        self._offsets = dict(offsets)
+        self._deployed = deployed
+        self._offsets = dict(deployed.offsets)
         """The next byte to post of each (stream, slot)."""
         self._post = post
         self._admission = admission
-        """Waits while the node is occupied, before workers start. While its context lasts, no other run starts workers
-        there (orchestrator/controller/occupancy.py)."""
-        self._results = results
-        """Folder on the node for results that stay there after the run."""
-        self._home = home
-        """Local folder for reproductions of faults, if the tuner writes them."""
-        self._connected = connected
+        self._is_connected = deployed.is_connected
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
@@ -184,7 +209,7 @@ class NodeDriver:
         self._heard = time.monotonic()
         self._silence = ""
         self._timeouts = timeouts
-        self._patience_s = self._timeouts.first_word
+        self._patience_s = timeouts.first_word
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 
@@ -229,16 +254,18 @@ class NodeDriver:
 
     def keep_results(self) -> None:
         """Copy the node's rows and logs into its folder of results, if it has one. Raise NodeError."""
-        if self._results is not None:
+        if self._deployed.results is not None:
             parts = [f"{self.folder}/events", f"{self.folder}/logs"]
-            done = self._transport.run(["cp", "-R", "-p", *parts, f"{self._results}/"], timeout=300.0)
+            done = self._transport.run(["cp", "-R", "-p", *parts, f"{self._deployed.results}/"], timeout=300.0)
             if done.code != 0:
-                raise TransportError(self.node, f"its results could not be kept in {self._results}: {done.text}")
+                raise TransportError(
+                    self.node, f"its results could not be kept in {self._deployed.results}: {done.text}"
+                )
 
     def bring_home(self) -> None:
         """Copy reproductions of faults into the run's folder. Raises NodeError, OSError."""
-        if self._home is not None:
-            bring_home(self._transport, self.folder, self._home)
+        if self._deployed.home is not None:
+            bring_home(self._transport, self.folder, self._deployed.home)
 
     def tidy(self) -> None:
         """Remove what the run left in the engine. The last call before `close`. Raises NodeError."""
@@ -303,19 +330,14 @@ class NodeDriver:
             if self._closing.is_set():
                 raise TransportError(self.node, "the run ends")
             self._session += 1
-            if not self._connected:
+            if not self._is_connected:
                 self._transport.connect()
-            self._connected = False
-            self._transport.put(self.folder, missing_files(self._transport, self.folder, self._files), self._folders)
-            if self._results is not None:  # ours, before Docker makes it root's
-                self._transport.put(self._results, {})
-            there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()[:18]
-            if there.isdigit() and int(there) > self._epoch:
-                self._post(NodeTakenOver(self.node, int(there)))
-                raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")
+            self._is_connected = False
+            self._deploy()
+            self._refuse_younger_controller()
             # before and after the epoch rises, so that no old spec is left, not even an old controller's last one
             take_back_all(self._transport, self.folder)
-            self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
+            self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._deployed.epoch}\n".encode())})
             take_back_all(self._transport, self.folder)
             present = attempts_in(self._transport, self.folder, "claimed", "attempts")
             if self.workers.launch:
@@ -327,47 +349,46 @@ class NodeDriver:
             self._heard = time.monotonic()
         return frozenset(present)
 
+    def _deploy(self) -> None:
+        missing = missing_files(self._transport, self.folder, self._deployed.files)
+        self._transport.put(self.folder, missing, self._deployed.folders)
+        if self._deployed.results is not None:  # ours, before Docker makes it root's
+            self._transport.put(self._deployed.results, {})
+
+    def _refuse_younger_controller(self) -> None:
+        """Raise TakenOverError if the node obeys a controller with a higher epoch."""
+        epoch = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()[:18]
+        if epoch.isdigit() and int(epoch) > self._deployed.epoch:
+            self._post(NodeTakenOver(self.node, int(epoch)))
+            raise TakenOverError(f"{self.node}: a younger controller (epoch {int(epoch)}) took this run over")
+
     def _follow(self, present: frozenset[str]) -> str:
         """Read the stream to its end and return why it ended. The node is up from its first frame on, but it is
         occupied while its workers wait for devices that another run holds. Raises LeftOutError if they cannot open a
         device's lock."""
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
-        for (stream, slot), offset in self._offsets.items():
-            offsets[stream][slot] = offset
-        self._silence, self._patience_s = "", self._timeouts.first_word
+        for (name, slot), offset in self._offsets.items():
+            offsets[name][slot] = offset
+        self._silence = ""
+        self._patience_s = self._timeouts.first_word
         channel = self._transport.open(
             ["sh", f"{self.folder}/follow.sh", "--from", json.dumps(offsets, separators=(",", ":"))]
         )
         self._close_channel = channel.close
         if self._closing.is_set():
             channel.close()
+        stream = FollowedStream()
         try:
-            up, waits, closed = False, "", ""
             for frame in read_frames(channel.read):
                 self._heard = math.inf  # if the loop is behind, the silence is our fault
-                if isinstance(frame, Beat) and (broken := [e for e in frame.error.split("; ") if EVENTS_FILE.match(e)]):
-                    # A slot's results file (see worker.agent.follow) can no longer be read, and the node would count as
-                    # working for ever. An unreadable log does not matter.
-                    raise ProtocolError(f"{self.node}: {'; '.join(broken)}")
-                if isinstance(frame, Beat) and frame.closed_lock not in ("", closed):
-                    closed = frame.closed_lock
-                    self._admission.decide((closed_lock(closed),), self._post_busy)
-                if isinstance(frame, Beat) and frame.waits != waits:
-                    if up:  # the next preparation takes back its specs
-                        raise TransportError(self.node, f"its devices are held by {frame.waits}")
-                    waits = frame.waits
-                    self._post_busy("wait" if waits else "free", waits or "its devices are ours now")
+                if isinstance(frame, Beat):
+                    self._check_beat(frame, stream)
                 self._patience_s = self._timeouts.silence
-                if not up and not waits:
-                    up = True
+                if not stream.is_up and not stream.waits_for:
+                    stream.is_up = True
                     self._post(NodeUp(self.node, self._session, present))
                 if isinstance(frame, Chunk):
-                    key = (frame.stream, frame.slot)
-                    if frame.offset != self._offsets.get(key, 0):
-                        raise ProtocolError(
-                            f"{self.node}: {key} continues at {frame.offset}, not {self._offsets.get(key, 0)}"
-                        )
-                    self._offsets[key] = frame.offset + len(frame.data)
+                    self._advance_offset(frame)
                 else:
                     for slot in self.workers.dead(frame):
                         self._writes.put((None, partial(self._revive, slot)))
@@ -378,14 +399,42 @@ class NodeDriver:
             why = channel.error()
         return why
 
+    def _check_beat(self, beat: Beat, stream: FollowedStream) -> None:
+        """Raise an error if the stream cannot go on, and report whom the workers wait for."""
+        unreadable = [error for error in beat.error.split("; ") if EVENTS_FILE.match(error)]
+        if unreadable:
+            # A slot's results file (see worker.agent.follow) can no longer be read, and the node would count as
+            # working for ever. An unreadable log does not matter.
+            raise ProtocolError(f"{self.node}: {'; '.join(unreadable)}")
+        if beat.closed_lock not in ("", stream.closed_lock):
+            stream.closed_lock = beat.closed_lock
+            self._admission.decide((closed_lock(beat.closed_lock),), self._post_busy)
+        if beat.waits == stream.waits_for:
+            return
+        if stream.is_up:  # the next preparation takes back its specs
+            raise TransportError(self.node, f"its devices are held by {beat.waits}")
+        stream.waits_for = beat.waits
+        if beat.waits:
+            self._post_busy("wait", beat.waits)
+        else:
+            self._post_busy("free", "its devices are ours now")
+
+    def _advance_offset(self, chunk: Chunk) -> None:
+        key = (chunk.stream, chunk.slot)
+        expected = self._offsets.get(key, 0)
+        if chunk.offset != expected:
+            raise ProtocolError(f"{self.node}: {key} continues at {chunk.offset}, not {expected}")
+        self._offsets[key] = chunk.offset + len(chunk.data)
+
     def _post_busy(self, doing: str, detail: str) -> None:
         self._post(NodeBusy(self.node, doing, detail))
 
     def _write_loop(self) -> None:
         while True:
-            if (asked := self._writes.get()) is None:
+            entry = self._writes.get()
+            if entry is None:
                 return
-            session, write = asked
+            session, write = entry
             try:
                 with self._io:
                     if session in (None, self._session):
@@ -399,5 +448,6 @@ class NodeDriver:
         self._post(Taken(self.node, name.attempt, won))
 
     def _revive(self, slot: str) -> None:
-        if not self._closing.is_set() and (given_up := self.workers.revive(slot)):
-            self._post(SlotLost(self.node, slot, given_up))
+        why_given_up = "" if self._closing.is_set() else self.workers.revive(slot)
+        if why_given_up:
+            self._post(SlotLost(self.node, slot, why_given_up))

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from orchestrator.controller.facts import ARGV, TIMEOUT_S, NodeFacts, script
-from orchestrator.controller.leases import MadeNode, Pool
+from orchestrator.controller.lease_lifecycle import MadeNode, Pool
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.node_check import NodeReport, check_node
-from orchestrator.controller.node_plan import GRANTED, NodePlan, plan_lease, ssh_transport
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
-from orchestrator.leases.base import Lease, LeaseSource, LeaseState
+from orchestrator.leases.lease import Lease, LeaseSource, LeaseState
+from orchestrator.machines.check_script import ARGV, TIMEOUT_S, script
+from orchestrator.machines.facts import NodeFacts
+from orchestrator.machines.node_check import NodeReport, check_node
+from orchestrator.machines.node_link import ssh_transport
+from orchestrator.machines.node_plan import GRANTED, NodePlan, plan_lease
 from orchestrator.transport.base import Transport
 from worker.text import plural
 
@@ -32,9 +34,9 @@ def slots_of(node: Node) -> int:
 
 def pool_note(node: Node, asked: NodeReport) -> str:
     """Sentence on the pool's largest size, which the estimate assumes, and on what its scheduler would do."""
-    words = "".join(f"; {words}" for words in would_do(asked))
     pool = node.pool_words(f" of {plural(slots_of(node), 'slot')}")
-    return f"{node.name}: {pool}; the estimate counts on {node.count[1]}{words}"
+    parts = [f"{node.name}: {pool}", f"the estimate counts on {node.count[1]}", *would_do(asked)]
+    return "; ".join(parts)
 
 
 def would_do(asked: NodeReport) -> list[str]:
@@ -42,14 +44,18 @@ def would_do(asked: NodeReport) -> list[str]:
     return [f.what for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes")]
 
 
-OUT = "~/.gemmfleet/leases"
+HOLDER_OUTPUT = "~/.gemmfleet/leases"
 """Folder for the output of holders, on the machine where Slurm's commands run."""
 
 
-def pools_of(inventory: Inventory, run: str, out: str = OUT) -> list[Pool]:
+def pools_of(inventory: Inventory, run: str, out: str = HOLDER_OUTPUT) -> list[Pool]:
     """The pools of an inventory, in its order. `out`: as for `source_of`. Raises InventoryError, InputError."""
-    nodes = [n for n in inventory.nodes.values() if n.lease is not None]
-    return [Pool(n.name, *n.count, slots_of(n), source_of(resolved(n), run, out), n.time_s) for n in nodes]
+    pools = []
+    for node in inventory.nodes.values():
+        if node.lease is not None:
+            source = source_of(resolved(node), run, out)
+            pools.append(Pool(node.name, *node.count, slots_of(node), source, node.time_s))
+    return pools
 
 
 def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
@@ -73,8 +79,8 @@ def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None])
         with contextlib.closing(pool.source) as source:
             try:
                 source.ask(1)
-                lease = _granted(source, lambda words, name=name: progress(f"{name}: {words}"))  # type: ignore[misc]
-                report, transport = _looked_at(inventory.nodes[name], source, lease, run)
+                lease = _wait_until_ready(source, lambda words, name=name: progress(f"{name}: {words}"))  # type: ignore[misc]
+                report, transport = _check_lease(inventory.nodes[name], source, lease, run)
                 transport.close()
                 reports.append(report)
             except NodeError as e:
@@ -85,7 +91,7 @@ def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None])
     return reports
 
 
-def _granted(source: LeaseSource, progress: Callable[[str], None]) -> Lease:
+def _wait_until_ready(source: LeaseSource, progress: Callable[[str], None]) -> Lease:
     """Wait until the only lease of a source is ready. Raises NodeError if it ended."""
     shown = ""
     while True:
@@ -100,7 +106,7 @@ def _granted(source: LeaseSource, progress: Callable[[str], None]) -> Lease:
         time.sleep(0.5)
 
 
-def _looked_at(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple[NodeReport, Transport]:
+def _check_lease(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple[NodeReport, Transport]:
     """The report on a lease's machine, and a connected transport to it. Raises NodeError."""
     transport = source.transport(lease, node.name)
     try:
@@ -131,19 +137,22 @@ def node_maker(
     run: str,
     driver: Callable[[NodePlan, Transport], NodeDriver],
 ) -> Callable[[str, Lease, str], MadeNode]:
-    """Return a function that checks a lease's machine and makes its node (leases.life.MakeNode)."""
+    """Return a function that checks a lease's machine and makes its node (lease_lifecycle.MakeNode)."""
 
     def make(pool: str, lease: Lease, name: str) -> MadeNode:
         node = inventory.nodes[pool].model_copy(update={"name": name})
-        report, transport = _looked_at(node, sources[pool], lease, run)
+        report, transport = _check_lease(node, sources[pool], lease, run)
         try:
             if not report.usable:
-                raise EngineError(name, "; ".join(t.removeprefix(f"{name}: ") for t in report.problems()))
+                raise EngineError(name, report.problem_text())
             shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
         except BaseException:
             transport.close()
             raise
-        granted = dict(line.partition("=")[::2] for line in shown.splitlines())
+        granted = {}
+        for line in shown.splitlines():
+            variable, _, value = line.partition("=")
+            granted[variable] = value
         plan, gpus = plan_lease(node, run, report.facts, granted)
         return MadeNode(lambda: driver(plan, transport), lease.host, gpus)
 
@@ -156,8 +165,9 @@ def source_of(node: Node, run: str, out: str) -> LeaseSource:
     if node.lease == "kubernetes":
         from orchestrator.leases.kubernetes import KubernetesSource, template_faults
 
-        if wrong := template_faults(node.pod, node.resource):
-            raise InventoryError([f"{node.source}: node {node.name}: pod.{fault}" for fault in wrong])
+        faults = template_faults(node.pod, node.resource)
+        if faults:
+            raise InventoryError([f"{node.source}: node {node.name}: pod.{fault}" for fault in faults])
         return KubernetesSource(run, node)
     from orchestrator.leases.slurm import SlurmSource
 

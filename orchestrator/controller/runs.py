@@ -13,16 +13,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.controller.facts import Gpu
-from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, ask_all, poll
-from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, transport_of
-from orchestrator.controller.nodes import StoppedNode
 from orchestrator.controller.pools import pools_of
+from orchestrator.controller.shutdown import StoppedNode
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
+from orchestrator.machines.facts import Gpu, NodeFacts
+from orchestrator.machines.node_link import engine_of, transport_of
+from orchestrator.machines.node_plan import NodePlan, plan_nodes
+from orchestrator.machines.node_poll import LIMIT_S, NodeAnswer, ask_all, poll
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport.base import Transport, connected
 from orchestrator.view.header import RunHeader
@@ -86,10 +87,10 @@ def _counted(paths: RunPaths) -> Counts | None:
 def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[ListedRun]:
     """Runs that may be removed: finished (with `unfinished`: all that nobody drives), old enough, and not among the
     `keep` newest."""
-    allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
-    idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]
-    older = idle[: max(0, len(idle) - keep)]
-    return [s for s in older if now - s.created >= older_s]
+    states = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
+    idle = [listed for listed in summaries(runs) if listed.state in states and not holder(listed.paths.lock)]
+    candidates = idle[: max(0, len(idle) - keep)]
+    return [listed for listed in candidates if now - listed.created >= older_s]
 
 
 def remove_run(paths: RunPaths) -> list[str]:
@@ -102,19 +103,11 @@ def remove_run(paths: RunPaths) -> list[str]:
         plans = plan_nodes(inventory, paths.run, paths.root)
         troubles += _forget_leases(inventory, paths.run)
     except InputError as e:
-        plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
+        plans = []
+        troubles = [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
     for plan in plans:
         try:
-            with connected(transport_of(plan)) as transport:
-                with contextlib.closing(engine_of(plan, transport)) as engine:
-                    if any(w.state == "running" for w in _workers(engine)):
-                        engine.stop(kill=True)
-                    engine.tidy()
-                transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
-                run_folder = PurePosixPath(plan.folder).parent
-                if run_folder.name == paths.run:
-                    # it fails while another node that shares this folder has files in it
-                    transport.run(["rmdir", "--", str(run_folder)], timeout=20.0)
+            _remove_node_folder(plan, paths.run)
         except OrchestratorError as e:
             troubles.append(str(e))
     # a kill while files are removed leaves no half of a run, and the next prune removes the rest
@@ -130,14 +123,28 @@ def remove_leftovers(runs: Path) -> None:
         shutil.rmtree(aside)
 
 
+def _remove_node_folder(plan: NodePlan, run: str) -> None:
+    """Stop the workers that are left on a node, and remove its folder and, if it is empty then, the run's."""
+    with connected(transport_of(plan)) as transport:
+        with contextlib.closing(engine_of(plan, transport)) as engine:
+            if any(worker.state == "running" for worker in _workers(engine)):
+                engine.stop(kill=True)
+            engine.tidy()
+        transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
+        run_folder = PurePosixPath(plan.folder).parent
+        if run_folder.name == run:
+            # it fails while another node that shares this folder has files in it
+            transport.run(["rmdir", "--", str(run_folder)], timeout=20.0)
+
+
 def stop_left_workers(paths: RunPaths, reach: Callable[[NodePlan], Transport] | None = None) -> dict[str, StoppedNode]:
     """Look at each machine of a finished run, and stop the workers that run there. Nothing else changes. `reach`: makes
     the transport of a node; None: as the inventory says."""
     inventory = limit(load_inventory(paths.inventory), RunConfig.read(paths.config).limit)
     plans = plan_nodes(inventory, paths.run, paths.root)
-    asked = {plan.node: partial(_stop_on, plan, reach or transport_of) for plan in plans if plan.slots}
+    stops = {plan.node: partial(_stop_on, plan, reach or transport_of) for plan in plans if plan.slots}
     silent = StoppedNode(0, f"it did not answer within {STOP_S:g} s")
-    return {node: found or silent for node, found in ask_all(asked, STOP_S)}
+    return {node: stopped or silent for node, stopped in ask_all(stops, STOP_S)}
 
 
 def _stop_on(plan: NodePlan, reach: Callable[[NodePlan], Transport]) -> StoppedNode:
@@ -213,40 +220,49 @@ class RunSnapshot:
 
     def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
         """Add a node's answer to the status, and return the node's part of it."""
-        plan = next(p for p in self.plans if p.node == answer.node)
-        node = next(n for n in status.nodes if n.name == plan.node)
+        plan = next(plan for plan in self.plans if plan.node == answer.node)
+        node = next(node for node in status.nodes if node.name == plan.node)
         node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
-        over = status.state in ("finished", "cancelled", "planned")
         if answer.error:
-            if not over:
-                node.state, node.detail = "slow" if answer.slow else "unreachable", answer.error
+            if status.state not in ("finished", "cancelled", "planned"):
+                node.state = "slow" if answer.slow else "unreachable"
+                node.detail = answer.error
             return node
-        facts = answer.facts
-        if facts is not None:
-            node.live |= {
-                "load": facts.values.get("load", "").split(" ")[:3],
-                "containers": [
-                    {
-                        "name": c.name,
-                        "image": c.image,
-                        "status": c.status,
-                        "slot": c.slot or None,
-                        "ours": c.run == status.run,
-                    }
-                    for c in facts.containers
-                ],
-                "gpus": [gpu_now(i, g) for i, g in enumerate(facts.gpus)],
-            }
-        workers = {w.slot: w for w in answer.workers}
+        if answer.facts is not None:
+            node.live |= _facts_now(answer.facts, status.run)
+        workers = {worker.slot: worker for worker in answer.workers}
         for slot in node.slots:
-            if facts is not None and plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"):  # it has a GPU
+            has_gpu = bool(plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"))
+            if answer.facts is not None and has_gpu:
+                gpus = dict(enumerate(answer.facts.gpus))
                 number = int(slot.slot)
-                slot.gpu = gpu_now(number, facts.gpus[number]) if number < len(facts.gpus) else None
+                slot.gpu = gpu_now(number, gpus[number]) if number in gpus else None
             worker = workers.get(slot.slot)
-            if worker is not None and worker.state == "running":
-                continue
-            slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
+            if worker is None or (worker.state != "running" and worker.code in (None, 0)):
+                slot.state = "no worker"
+            elif worker.state != "running":
+                slot.state = f"worker {worker.why}"
         return node
+
+
+def _facts_now(facts: NodeFacts, run: str) -> dict[str, Any]:
+    """Load, containers and GPUs of a node. `run`: ours."""
+    containers = []
+    for container in facts.containers:
+        containers.append(
+            {
+                "name": container.name,
+                "image": container.image,
+                "status": container.status,
+                "slot": container.slot or None,
+                "ours": container.run == run,
+            }
+        )
+    return {
+        "load": facts.values.get("load", "").split(" ")[:3],
+        "containers": containers,
+        "gpus": [gpu_now(number, gpu) for number, gpu in enumerate(facts.gpus)],
+    }
 
 
 def _tail(paths: RunPaths, node: str) -> list[str]:
@@ -260,14 +276,23 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
 
 def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
     """The reading of a GPU for `status`, without unknown values. `health`: ok, or the problems."""
-    errors = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
-    hot = max(gpu.temperature_c.values(), default=0.0)
-    wrong = [f"uncorrectable errors: {errors}"] if errors else []
-    wrong += [f"{hot:.0f} C"] if hot >= HOT_C else []
-    found = {
-        "number": number, "gfx": gpu.gfx, "use_pct": gpu.use_pct, "memory_used": gpu.memory_used,
-        "memory_total": gpu.memory_total, "temperature_c": gpu.temperature_c or None, "power_w": gpu.power_w,
-        "partition": gpu.partition or None, "uncorrectable": gpu.uncorrectable or None,
-        "health": "; ".join(wrong) or "ok",
-    }  # fmt: skip
-    return {k: v for k, v in found.items() if v is not None}
+    problems = []
+    if gpu.uncorrectable:
+        errors = ", ".join(f"{block} {count}" for block, count in gpu.uncorrectable.items())
+        problems.append(f"uncorrectable errors: {errors}")
+    hottest = max(gpu.temperature_c.values(), default=0.0)
+    if hottest >= HOT_C:
+        problems.append(f"{hottest:.0f} C")
+    reading = {
+        "number": number,
+        "gfx": gpu.gfx,
+        "use_pct": gpu.use_pct,
+        "memory_used": gpu.memory_used,
+        "memory_total": gpu.memory_total,
+        "temperature_c": gpu.temperature_c or None,
+        "power_w": gpu.power_w,
+        "partition": gpu.partition or None,
+        "uncorrectable": gpu.uncorrectable or None,
+        "health": "; ".join(problems) or "ok",
+    }
+    return {name: value for name, value in reading.items() if value is not None}

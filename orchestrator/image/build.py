@@ -20,9 +20,6 @@ import docker.errors
 
 from orchestrator import __version__
 from orchestrator.command_hints import command
-from orchestrator.controller.facts import DEFAULT_WORKDIR, from_home
-from orchestrator.controller.node_command import lines
-from orchestrator.controller.node_plan import transport_to
 from orchestrator.engine.docker_containers import Docker
 from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.engines import find_engine
@@ -30,6 +27,9 @@ from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.files.read import read_bytes
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.model import Node
+from orchestrator.machines.check_script import DEFAULT_WORKDIR, from_home
+from orchestrator.machines.node_command import lines
+from orchestrator.machines.node_link import transport_to
 from orchestrator.tables.table_family import family_of
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport, connected

@@ -17,9 +17,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from orchestrator.controller.facts import NodeFacts
-from orchestrator.controller.node_check import ask_all
-from orchestrator.controller.node_plan import transport_to
 from orchestrator.engine.docker_containers import Docker
 from orchestrator.engine.docker_options import container_options
 from orchestrator.engines import find_engine
@@ -27,6 +24,9 @@ from orchestrator.errors import EngineError, OrchestratorError
 from orchestrator.image.build import SILENCE_S, copy_out, unpack
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Node
+from orchestrator.machines.facts import NodeFacts
+from orchestrator.machines.node_link import transport_to
+from orchestrator.machines.node_poll import ask_all
 from orchestrator.transport.base import connected
 from worker import PACKAGE_PARENT
 from worker.aiter_tree.locate import DEFAULT_GFX

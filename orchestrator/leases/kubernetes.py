@@ -1,5 +1,5 @@
 """Leases that are pods: the request, the meaning of a pod's state, and the calls. Pods are listed every few seconds.
-Each pod runs the holder (leases/base.py).
+Each pod runs the holder (leases/holder.py).
 
 Rights: examples/kubernetes-role.yaml.
 """
@@ -17,7 +17,8 @@ from typing import Any
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import TransportError
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import EndCause, Lease, LeaseState, holder_script, leftovers_in, prelude
+from orchestrator.leases.holder import holder_script, leftovers_in, prelude
+from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Transport
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.pod import CALL_S, PodOpener, call, connect, status_of
@@ -30,10 +31,11 @@ LEASE_VARIABLE = "GEMMFLEET_LEASE"
 GRACE_S = 60
 """Time that workers have to write their last records after the SIGTERM of a deletion, an eviction or the time limit."""
 MAX_NAME = 63
-PULL_S, NOT_READY_S = 60.0, 40.0
-"""Seconds after which an image that cannot be pulled, or a node that is NotReady, is given up. After an outage of the
-API server all nodes may be NotReady: kubelets renew their leases every 10 s, the control plane looks every 5 s, and
-pods are Ready up to 10 s later."""
+PULL_S = 60.0
+"""An image that cannot be pulled is given up after this long."""
+NOT_READY_S = 40.0
+"""A node that is NotReady is given up after this long. After an outage of the API server all nodes may be NotReady:
+kubelets renew their leases every 10 s, the control plane looks every 5 s, and pods are Ready up to 10 s later."""
 LOG_S = 120.0
 LOG_BYTES = 7_000_000
 """Archive that fits, in base64, into the 10 MiB of a log that a kubelet keeps (its containerLogMaxSize)."""
@@ -62,32 +64,39 @@ class KubernetesSource:
         self._api, ours = connect(pool.context)
         from kubernetes import client
 
-        self._run, self._pool, self._node, self._workdir = run, pool.name, pool, pool.workdir or ""
+        self._run = run
+        self._pool = pool.name
+        self._node = pool
+        self._workdir = pool.workdir or ""
         self._script = holder_script(run, pool.name, self._workdir, most=LOG_BYTES)
-        self._namespace, self._core = pool.namespace or ours, client.CoreV1Api(self._api)
+        self._namespace = pool.namespace or ours
+        self._core = client.CoreV1Api(self._api)
         self._troubled: dict[str, float] = {}
         """Name -> time since which it has been in trouble."""
 
-    def ask(self, n: int, avoid: Collection[str] = ()) -> None:
-        """Make `n` pods, none of them on a host of `avoid` (in quarantine lately)."""
-        for _ in range(n):
+    def ask(self, count: int, avoid: Collection[str] = ()) -> None:
+        """Make `count` pods, none of them on a host of `avoid` (in quarantine lately)."""
+        for _ in range(count):
             self._call(self._core.create_namespaced_pod, body=self._pod(avoid))
 
     def list(self) -> Sequence[Lease]:
         """The pods that are there. One in trouble for too long has ended."""
         ours = f"{RUN_LABEL}={self._run},{POOL_LABEL}={self._pool}"
-        found = self._call(self._core.list_namespaced_pod, label_selector=ours)
-        there = [self._api.sanitize_for_serialization(pod) for pod in found.items]
-        now, since, leases = time.monotonic(), self._troubled, []
-        self._troubled = {}
-        for pod in sorted(there, key=lambda p: (p["metadata"].get("creationTimestamp", ""), p["metadata"]["name"])):
+        answer = self._call(self._core.list_namespaced_pod, label_selector=ours)
+        pods = [self._api.sanitize_for_serialization(pod) for pod in answer.items]
+        pods.sort(key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]))
+        now = time.monotonic()
+        troubled: dict[str, float] = {}
+        leases = []
+        for pod in pods:
             lease = lease_of(pod)
-            words, limit = trouble(pod)
-            if words:
-                self._troubled[lease.id] = since.get(lease.id, now)
-                if now - self._troubled[lease.id] >= limit and lease.state is not LeaseState.ENDED:
-                    lease = replace(lease, state=LeaseState.ENDED, why=words, cause=EndCause.FAILED)
+            what, limit_s = trouble(pod)
+            if what:
+                troubled[lease.id] = self._troubled.get(lease.id, now)
+                if now - troubled[lease.id] >= limit_s and lease.state is not LeaseState.ENDED:
+                    lease = replace(lease, state=LeaseState.ENDED, why=what, cause=EndCause.FAILED)
             leases.append(lease)
+        self._troubled = troubled
         return leases
 
     def release(self, leases: Collection[Lease]) -> None:
@@ -295,31 +304,54 @@ DOUBTFUL = (
 def lease_of(pod: Json) -> Lease:
     """The lease that a pod is."""
     status, spec, metadata = pod.get("status") or {}, pod["spec"], pod["metadata"]
-    name, host, container = str(metadata["name"]), str(spec.get("nodeName") or ""), _container(status)
-    closing = "the pod was deleted" if "deletionTimestamp" in metadata else ""
-    target = _condition(status, "DisruptionTarget")  # Kubernetes 1.26 and later
-    if target.get("status") == "True":
-        closing = _joined(target.get("reason"), target.get("message"))
-    ended, reason = container.get("terminated") or {}, str(status.get("reason") or "")
-    if ended or status.get("phase") in ("Succeeded", "Failed") or reason == "NodeLost":
-        words = _joined(reason or ended.get("reason"), status.get("message") or ended.get("message"))
-        cause, code = CAUSES.get(reason, EndCause.FAILED), ended.get("exitCode")
-        if closing and reason not in CAUSES:
-            cause, words = EndCause.PREEMPTED, closing
-        elif code == 0:
-            cause = EndCause.RELEASED
-        elif code is not None and not reason:
-            words = f"{words or 'it failed'}, exit code {code}"
-        return Lease(name, LeaseState.ENDED, host, words[:500], cause=cause)
+    name = str(metadata["name"])
+    host = str(spec.get("nodeName") or "")
+    container = _container(status)
+    closing = _closing(status, metadata)
+    is_over = status.get("phase") in ("Succeeded", "Failed") or status.get("reason") == "NodeLost"
+    if container.get("terminated") or is_over:
+        why, cause = _end(status, container.get("terminated") or {}, closing)
+        return Lease(name, LeaseState.ENDED, host, why[:500], cause=cause)
     if "running" in container:
         return Lease(name, LeaseState.READY, host, closing[:500], _ends_at(pod))
-    waits, scheduled = container.get("waiting") or {}, _condition(status, "PodScheduled")
-    why = f"starts on {host}" if host else "waits for the scheduler"
-    if waits.get("reason"):
-        why = _joined(waits["reason"], waits.get("message"))
-    elif scheduled.get("status") == "False":
-        why = str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
-    return Lease(name, LeaseState.QUEUED, host, why[:500])
+    return Lease(name, LeaseState.QUEUED, host, _wait(status, container, host)[:500])
+
+
+def _closing(status: Json, metadata: Json) -> str:
+    """The reason for which the pod is about to end, in words; "" if it is not."""
+    target = _condition(status, "DisruptionTarget")  # Kubernetes 1.26 and later
+    if target.get("status") == "True":
+        return _joined(target.get("reason"), target.get("message"))
+    return "the pod was deleted" if "deletionTimestamp" in metadata else ""
+
+
+def _end(status: Json, terminated: Json, closing: str) -> tuple[str, EndCause]:
+    """The reason for which a pod ended, in words, and the cause.
+
+    The status of the pod comes first, then what was about to end it, then the exit code.
+    """
+    reason = str(status.get("reason") or "")
+    code = terminated.get("exitCode")
+    words = _joined(reason or terminated.get("reason"), status.get("message") or terminated.get("message"))
+    cause = CAUSES.get(reason, EndCause.FAILED)
+    if closing and reason not in CAUSES:
+        return closing, EndCause.PREEMPTED
+    if code == 0:
+        return words, EndCause.RELEASED
+    if code is not None and not reason:
+        return f"{words or 'it failed'}, exit code {code}", cause
+    return words, cause
+
+
+def _wait(status: Json, container: Json, host: str) -> str:
+    """Describes what a pod waits for."""
+    waiting = container.get("waiting") or {}
+    scheduled = _condition(status, "PodScheduled")
+    if waiting.get("reason"):
+        return _joined(waiting["reason"], waiting.get("message"))
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
+    return f"starts on {host}" if host else "waits for the scheduler"
 
 
 def trouble(pod: Json) -> tuple[str, float]:
@@ -337,9 +369,13 @@ def trouble(pod: Json) -> tuple[str, float]:
 
 
 def _ends_at(pod: Json) -> float | None:
-    started, limit = (pod.get("status") or {}).get("startTime"), pod["spec"].get("activeDeadlineSeconds")
-    times = [_epoch(started) + limit] if started and limit is not None else []
-    if deleted := pod["metadata"].get("deletionTimestamp"):
+    times = []
+    started = (pod.get("status") or {}).get("startTime")
+    limit = pod["spec"].get("activeDeadlineSeconds")
+    if started and limit is not None:
+        times.append(_epoch(started) + limit)
+    deleted = pod["metadata"].get("deletionTimestamp")
+    if deleted:
         times.append(_epoch(deleted))  # its grace period included
     return min(times, default=None)
 
@@ -350,8 +386,10 @@ def _epoch(text: str) -> float:
 
 def _container(status: Json) -> Json:
     """State of our container."""
-    of = status.get("containerStatuses") or ()
-    return next((dict(c.get("state") or {}) for c in of if c.get("name") == CONTAINER), {})
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            return dict(container.get("state") or {})
+    return {}
 
 
 def _condition(status: Json, kind: str) -> Json:

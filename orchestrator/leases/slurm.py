@@ -13,23 +13,27 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import EndCause, Lease, LeaseState, folder_word, holder_script, leftovers_in, prelude
+from orchestrator.leases.holder import folder_word, holder_script, leftovers_in, prelude
+from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Completed, quote
 from orchestrator.transport.exec import ExecTransport, SrunOpener
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
-TERM_S, ENDED_BY_TERM = 60, str(143 << 8)
-"""Seconds before its time limit at which a lease gets a SIGTERM, and the status of a holder that this signal, which is
-for it alone, has ended."""
-CLOCK_S, LAST_ROWS_S = 10.0, 5.0
-"""A job that is COMPLETING, with an end more than CLOCK_S in the future, is being queued again; any other may take
-LAST_ROWS_S to write the rows that it leaves behind."""
+TERM_S = 60
+"""Seconds before its time limit at which a lease gets a SIGTERM."""
+ENDED_BY_TERM = str(143 << 8)
+"""The status of a holder that this signal, which is for it alone, has ended."""
+CLOCK_S = 10.0
+"""A job that is COMPLETING, with an end more than this in the future, is being queued again."""
+LAST_ROWS_S = 5.0
+"""Any other COMPLETING job may take this long to write the rows that it leaves behind."""
 LEAST_MEMORY_MB = 1024
 """A node with less has no memory configured."""
 EXCLUDE = "--exclude="
@@ -80,20 +84,31 @@ class SlurmSource:
 
         `via`: makes transports to the login node where commands run, given a name for messages; None: they run here.
         """
-        self._run, self._pool, self._job = run, pool, f"gemmfleet-{run}-{pool.name}"
+        self._run = run
+        self._pool = pool
+        self._job = f"gemmfleet-{run}-{pool.name}"
         self._gpus = pool.gpus if isinstance(pool.gpus, int) else None
-        self._workdir, self._wanted = pool.workdir or "", pool.partition or ""
+        self._workdir = pool.workdir or ""
+        self._partition_wanted = pool.partition or ""
         # of this run alone: the numbers of jobs come again, and other clusters have them, too
-        self._out, self._via = f"{folder_word(out)}/{quote(run)}" if out else "", via
+        self._out = f"{folder_word(out)}/{quote(run)}" if out else ""
+        self._via = via
         self._name = f"Slurm for {pool.name}"
-        self._one, self._login, self._connected = threading.Lock(), self._reach(self._name), False
+        self._login = self._reach(self._name)
+        self._is_connected = False
+        self._connecting = threading.Lock()
         self._kinds: list[NodeKind] = []
 
-    def ask(self, n: int, avoid: Collection[str] = ()) -> None:
-        """Ask for `n` more, as one array of jobs; none of them on a host of `avoid`."""
-        array = (f"--array=0-{n - 1}",) if n > 1 else ()
-        theirs = [option.removeprefix(EXCLUDE) for option in self._pool.extra if option.startswith(EXCLUDE)]
-        self._submit(*array, *((EXCLUDE + ",".join((*sorted(avoid), *theirs)),) if avoid else ()))
+    def ask(self, count: int, avoid: Collection[str] = ()) -> None:
+        """Ask for `count` more, as one array of jobs; none of them on a host of `avoid`."""
+        options = []
+        if count > 1:
+            options.append(f"--array=0-{count - 1}")
+        if avoid:
+            # our option would replace the user's, so it names the user's hosts too
+            theirs = [option.removeprefix(EXCLUDE) for option in self._pool.extra if option.startswith(EXCLUDE)]
+            options.append(EXCLUDE + ",".join((*sorted(avoid), *theirs)))
+        self._submit(*options)
 
     def release(self, leases: Collection[Lease]) -> None:
         """Cancel jobs. Those that ended are left alone: such a job may be queued again, as another lease."""
@@ -113,9 +128,12 @@ class SlurmSource:
     def _options(self) -> Iterator[str]:
         pool = self._pool
         yield from (f"--job-name={self._job}", "--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null")
-        yield from ("--chdir=/", f"--signal=B:TERM@{TERM_S}", *_share(self._gpus, self._partition()))
-        given = {"partition": pool.partition, "account": pool.account, "time": pool.time_s // 60}
-        yield from (*(f"--{name}={value}" for name, value in given.items() if value), *pool.extra)
+        yield from ("--chdir=/", f"--signal=B:TERM@{TERM_S}")
+        yield from _share(self._gpus, self._kinds_of_partition())
+        for name, value in (("partition", pool.partition), ("account", pool.account), ("time", pool.time_s // 60)):
+            if value:
+                yield f"--{name}={value}"
+        yield from pool.extra
 
     def list(self) -> Sequence[Lease]:
         """All jobs of the pool that Slurm knows, by one squeue; oldest first."""
@@ -141,43 +159,56 @@ class SlurmSource:
 
     def forget(self) -> None:
         """Remove the folder of the holders' output of this run."""
-        if living := [lease.id for lease in self.list() if lease.state is not LeaseState.ENDED]:
+        living = [lease.id for lease in self.list() if lease.state is not LeaseState.ENDED]
+        if living:
             raise TransportError(self._name, f"job {', '.join(living[:3])} has not ended, so its output stays")
         if self._out:
             self._command(["sh", "-c", f'exec "$@" {self._out}', "sh", "rm", "-rf", "--"])
 
     def check(self) -> Sequence[Finding]:
         """Findings on partition and GPUs, and what sbatch would do with the request."""
-        there, wanted = self._partition(), self._wanted
-        if not there:
-            names = ", ".join(sorted({k.partition for k in self._kinds})) or "none"
-            what = f"there is no partition {wanted!r}" if wanted else "the cluster has no default partition"
-            return [Finding(UNUSABLE, "partition", what, f"`partition:` may be {names}")]
-        name, most = there[0].partition, max(k.gpus for k in there)
-        if (self._gpus or 0) > most:
-            what = f"no node of the partition {name} has {self._gpus} GPUs: {most} are the most"
-            way = f"set `gpus:` to {most} at most" if most else "name another `partition:`"
+        kinds = self._kinds_of_partition()
+        if not kinds:
+            return [self._no_partition()]
+        partition = kinds[0].partition
+        most_gpus = max(kind.gpus for kind in kinds)
+        if (self._gpus or 0) > most_gpus:
+            what = f"no node of the partition {partition} has {self._gpus} GPUs: {most_gpus} are the most"
+            way = f"set `gpus:` to {most_gpus} at most" if most_gpus else "name another `partition:`"
             return [Finding(UNUSABLE, "gpus", what, way)]
-        time_s, longest = self._pool.time_s, max(k.max_s for k in there)
-        if time_s > longest:  # sbatch would let it wait for ever
-            what = f"the partition {name} allows {longest / 60:g} minutes, and `time:` is {time_s / 60:g}"
+        time_s = self._pool.time_s
+        longest_s = max(kind.max_s for kind in kinds)
+        if time_s > longest_s:  # sbatch would let it wait for ever
+            what = f"the partition {partition} allows {longest_s / 60:g} minutes, and `time:` is {time_s / 60:g}"
             return [Finding(UNUSABLE, "time", what, "set a shorter `time:`")]
+        return [self._try_request()]
+
+    def _no_partition(self) -> Finding:
+        names = ", ".join(sorted({kind.partition for kind in self._kinds})) or "none"
+        wanted = self._partition_wanted
+        what = f"there is no partition {wanted!r}" if wanted else "the cluster has no default partition"
+        return Finding(UNUSABLE, "partition", what, f"`partition:` may be {names}")
+
+    def _try_request(self) -> Finding:
+        """Ask sbatch what it would do with the request."""
         try:
-            words = self._submit("--test-only").removeprefix("sbatch: ")
+            answer = self._submit("--test-only").removeprefix("sbatch: ")
         except UnreachableError:
             raise
         except TransportError as e:
-            return [Finding(UNUSABLE, "request", e.reason, "see `account:`, `time:`, `gpus:` and `extra:`")]
-        if starts_late(words, time.time()):
+            return Finding(UNUSABLE, "request", e.reason, "see `account:`, `time:`, `gpus:` and `extra:`")
+        if starts_late(answer, time.time()):
             way = "ask for fewer `gpus:`, a shorter `time:`, or another partition"
-            return [Finding(WARNING, "request", words, way)]
-        return [Finding(OK, "request", words)]
+            return Finding(WARNING, "request", answer, way)
+        return Finding(OK, "request", answer)
 
-    def _partition(self) -> Sequence[NodeKind]:
+    def _kinds_of_partition(self) -> Sequence[NodeKind]:
         """Kinds of nodes of the pool's partition, read once."""
         self._kinds = self._kinds or kinds_of(self._scheduler("sinfo", "-h", "-e", "-o", SINFO).out)
-        wanted = self._wanted.split(",")
-        return [k for k in self._kinds if k.partition in wanted or (not self._wanted and k.is_default)]
+        if not self._partition_wanted:
+            return [kind for kind in self._kinds if kind.is_default]
+        partitions = self._partition_wanted.split(",")
+        return [kind for kind in self._kinds if kind.partition in partitions]
 
     def _scheduler(
         self, name: str, *words: str, before: Sequence[str] = (), stdin: bytes = b"", passes: str | None = None
@@ -194,16 +225,16 @@ class SlurmSource:
 
     def _command(self, argv: Sequence[str], stdin: bytes = b"") -> Completed:
         """Run a command where Slurm's commands are. Raises UnreachableError where there is no way there."""
-        with self._one:
-            if not self._connected:
+        with self._connecting:
+            if not self._is_connected:
                 self._login.connect()
-                self._connected = True
+                self._is_connected = True
         try:
             return self._login.run(argv, stdin=stdin, timeout=COMMAND_S)
         except SlowError as e:
             raise UnreachableError(self._name, f"the scheduler does not answer: {e.reason}") from e
         except UnreachableError:
-            self._connected = False
+            self._is_connected = False
             raise
 
     def _reach(self, name: str) -> LocalTransport | SshTransport:
@@ -214,43 +245,50 @@ class SlurmSource:
 
     def close(self) -> None:
         """The jobs go on."""
-        self._connected = False
+        self._is_connected = False
         self._login.close()
 
 
 def _share(gpus: int | None, kinds: Sequence[NodeKind]) -> Iterator[str]:
     """Options for a whole node, or for some of its GPUs with their share of its CPUs and memory."""
-    fit = [k for k in kinds if k.gpus >= (gpus or 1)]
-    if gpus is None or not fit or gpus == max(k.gpus for k in fit):
+    fitting = [kind for kind in kinds if kind.gpus >= (gpus or 1)]
+    if gpus is None or not fitting or gpus == max(kind.gpus for kind in fitting):
         yield from ("--exclusive", "--mem=0")
-        gpus = gpus or min((k.gpus for k in fit), default=None)
+        gpus = gpus or min((kind.gpus for kind in fitting), default=None)
     else:
-        yield f"--cpus-per-task={max(1, min(k.cpus * gpus // k.gpus for k in fit))}"
-        memory = min(k.memory_mb * gpus // k.gpus for k in fit)
-        if memory >= LEAST_MEMORY_MB:
-            yield f"--mem={memory}"
+        yield f"--cpus-per-task={max(1, min(kind.cpus * gpus // kind.gpus for kind in fitting))}"
+        memory_mb = min(kind.memory_mb * gpus // kind.gpus for kind in fitting)
+        if memory_mb >= LEAST_MEMORY_MB:
+            yield f"--mem={memory_mb}"
     if gpus:
         yield f"--gres=gpu:{gpus}"
 
 
 def kinds_of(printed: bytes) -> list[NodeKind]:
     """Kinds of nodes in the output of sinfo (SINFO)."""
-    found = []
+    kinds = []
     for name, cpus, memory, gres, limit in _rows(printed, 5):
-        gpus = sum(int(n) for n in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
-        of_each = (_number(cpus), _number(memory), gpus)
-        # [days-][hours:]minutes:seconds, or a word such as infinite
-        times = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
-        days, hours, minutes, seconds = (float(t or 0) for t in times.groups()) if times else (math.inf, 0, 0, 0)
-        max_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        found.append(NodeKind(name.rstrip("*"), name.endswith("*"), *of_each, max_s))
-    return found
+        gpus = sum(int(count) for count in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
+        is_default = name.endswith("*")
+        kinds.append(
+            NodeKind(name.rstrip("*"), is_default, _number(cpus), _number(memory), gpus, _limit_seconds(limit))
+        )
+    return kinds
+
+
+def _limit_seconds(limit: str) -> float:
+    """Seconds of [days-][hours:]minutes:seconds; without end for a word such as infinite."""
+    parts = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+    if parts is None:
+        return math.inf
+    days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def leases_of(printed: bytes) -> list[Lease]:
     """Leases in the output of squeue (SQUEUE), oldest first."""
     rows = sorted(_rows(printed, len(FIELDS)), key=lambda row: [_number(cell) for cell in row[:2]])
-    return [lease for row in rows for lease in _leases(*row)]
+    return [lease for row in rows for lease in _leases(JobRow(*row))]
 
 
 def _rows(printed: bytes, cells: int) -> Iterator[list[str]]:
@@ -260,36 +298,59 @@ def _rows(printed: bytes, cells: int) -> Iterator[list[str]]:
 
 def _number(text: str) -> int:
     """The number with which a text begins, 0 for none."""
-    return int(m[0]) if (m := re.match(r"\d+", text)) else 0
+    digits = re.match(r"\d+", text)
+    return int(digits[0]) if digits else 0
 
 
-def _leases(
-    array: str, task: str, number: str, state: str, reason: str, host: str, start: str, end: str, restarts: str,
-    preempted: str, code: str, cpus: str,
-) -> Iterator[Lease]:  # fmt: skip
-    """Leases of a row of squeue (FIELDS): the job's, and those before it was queued again."""
-    base, last = f"{array}_{task}" if task.isdigit() else number, _number(restarts)
-    ids = [base, *(f"{base}r{n + 1}" for n in range(last))]
-    for lease_id in ids[:-1]:
-        words = "Slurm has queued this job again"
-        yield Lease(lease_id, LeaseState.ENDED, why=words, cause=EndCause.PREEMPTED)
-    given = reason if reason not in ("None", "") else ""
-    again = state == "COMPLETING" and last and not (end.isdigit() and float(end) < time.time() + CLOCK_S)
-    if state in QUEUED or again:
-        yield Lease(ids[-1], LeaseState.QUEUED, why=(given or state) + _expected(start))
+class JobRow(NamedTuple):
+    """A row of squeue, in the order of FIELDS, such as `17|2|19|RUNNING|None|g1|1700000000|1700014400|0|N/A|0|8`."""
+
+    array: str
+    task: str
+    number: str
+    state: str
+    reason: str
+    host: str
+    start: str
+    end: str
+    restarts: str
+    preempted: str
+    exit_code: str
+    cpus: str
+
+
+def _leases(job: JobRow) -> Iterator[Lease]:
+    """Leases of a row of squeue: the job's, and those before it was queued again."""
+    base = f"{job.array}_{job.task}" if job.task.isdigit() else job.number
+    times_queued_again = _number(job.restarts)
+    ids = [base, *(f"{base}r{n + 1}" for n in range(times_queued_again))]
+    for earlier_id in ids[:-1]:
+        why = "Slurm has queued this job again"
+        yield Lease(earlier_id, LeaseState.ENDED, why=why, cause=EndCause.PREEMPTED)
+    state = job.state
+    reason = job.reason if job.reason != "None" else ""
+    has_ended = job.end.isdigit() and float(job.end) < time.time() + CLOCK_S
+    is_queued_again = state == "COMPLETING" and times_queued_again > 0 and not has_ended
+    if state in QUEUED or is_queued_again:
+        yield Lease(ids[-1], LeaseState.QUEUED, why=(reason or state) + _expected(job.start))
     elif state in RUNNING:
-        way = (f"--jobid={number}", f"--cpus-per-task={max(1, _number(cpus))}")
-        ends_at = float(end) if end.isdigit() else None
-        yield Lease(ids[-1], LeaseState.READY, host, "" if state == "RUNNING" else state, ends_at, way=way)
+        way = (f"--jobid={job.number}", f"--cpus-per-task={max(1, _number(job.cpus))}")
+        ends_at = float(job.end) if job.end.isdigit() else None
+        yield Lease(ids[-1], LeaseState.READY, job.host, "" if state == "RUNNING" else state, ends_at, way=way)
     else:
-        cause = CAUSES.get(state, EndCause.FAILED)
-        if preempted.isdigit() and state != "COMPLETED":
-            cause = EndCause.PREEMPTED
-        elif state in ("COMPLETING", "FAILED") and code == ENDED_BY_TERM:
-            cause = EndCause.TIME_LIMIT
-        elif state == "COMPLETING":
-            cause = COMPLETING_CAUSES.get(reason, EndCause.PREEMPTED)
-        yield Lease(ids[-1], LeaseState.ENDED, host, f"{state} ({given})" if given else state, cause=cause)
+        why = f"{state} ({reason})" if reason else state
+        yield Lease(ids[-1], LeaseState.ENDED, job.host, why, cause=_cause(job))
+
+
+def _cause(job: JobRow) -> EndCause:
+    """The cause of a job's end."""
+    if job.preempted.isdigit() and job.state != "COMPLETED":
+        return EndCause.PREEMPTED
+    if job.state in ("COMPLETING", "FAILED") and job.exit_code == ENDED_BY_TERM:
+        return EndCause.TIME_LIMIT
+    if job.state == "COMPLETING":
+        return COMPLETING_CAUSES.get(job.reason, EndCause.PREEMPTED)
+    return CAUSES.get(job.state, EndCause.FAILED)
 
 
 LATE_S = 24 * 3600.0
@@ -299,14 +360,16 @@ LATE_S = 24 * 3600.0
 def starts_late(words: str, now: float) -> bool:
     """Return whether sbatch --test-only expects the job to start more than LATE_S from now (`... to start at
     2027-01-01T00:00:00 using 8 processors ...`, in the local time of its machine)."""
-    found = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", words)
-    return found is not None and time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S")) > now + LATE_S
+    start = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", words)
+    if start is None:
+        return False
+    return time.mktime(time.strptime(start[1], "%Y-%m-%dT%H:%M:%S")) > now + LATE_S
 
 
 def _expected(start: str) -> str:
     """Words on the start that the scheduler expects, in epoch seconds where it does."""
     if not start.isdigit():
         return ""
-    at = time.localtime(int(start))
-    today = at[:3] == time.localtime()[:3]
-    return f", expected start {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', at)}"
+    local = time.localtime(int(start))
+    is_today = local[:3] == time.localtime()[:3]
+    return f", expected start {time.strftime('%H:%M' if is_today else '%Y-%m-%d %H:%M', local)}"

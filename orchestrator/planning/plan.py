@@ -1,7 +1,7 @@
 """Plan of a run, as `tune --plan` shows it: the work by its shared key, the expected end, and notes on risks.
 
 Planning makes units, which one process tunes as a whole; the policy deals groups of them while the run goes on
-(orchestrator/policy/policy.py).
+(orchestrator/policy/decide.py).
 """
 
 from __future__ import annotations

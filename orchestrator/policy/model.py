@@ -25,18 +25,18 @@ Waiting = tuple[float, int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Fault:
-    """An attempt ended badly at a shape. `proven`: its slot has tuned something since, so it is not to blame."""
+    """An attempt ended badly at a shape. `is_proven`: its slot has tuned something since, so it is not to blame."""
 
     place: Place
     attempt: str
     reason: Reason
     detail: str
     t: float
-    alone: bool
+    was_alone: bool
     """The shape had the process for itself; a tuner isolates the candidates of such a shape."""
-    left_out: frozenset[Candidate] = frozenset()
+    blocked: frozenset[Candidate] = frozenset()
     """If not empty: the attempt found a winner, but without these candidates, because they faulted."""
-    proven: bool = False
+    is_proven: bool = False
 
 
 @dataclass(slots=True)
@@ -50,7 +50,14 @@ class Loss:
 
 @dataclass(slots=True)
 class Shape:
-    """A requested shape. `cost_s`: estimated seconds on one slot, without set-up."""
+    """A requested shape. `cost_s`: estimated seconds on one slot, without set-up.
+
+        pending --SettleShape, or a complete result--> tuned
+        pending --FailShape--------------------------> failed
+        tuned, failed --RetryAsked-------------------> pending (all but its attempts is forgotten)
+
+    A pending shape waits in the queue, is isolated, is held by open attempts, or awaits its verdict (work_queue.py).
+    """
 
     id: int
     unit: int
@@ -71,23 +78,27 @@ class Shape:
     tries: int = 0
     faults: list[Fault] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
+    lease_ends: list[str] = field(default_factory=list)
     """Leases that ended with it in flight, without being its fault."""
-    wedged: list[str] = field(default_factory=list)
+    canary_failed_after: list[str] = field(default_factory=list)
     """Hosts where the canary failed after it."""
     result: str = ""
     """The last attempt that found a winner which is not final: some candidates were left out, or it is noisy."""
     noisy: str = ""
     """The attempt that found a complete but noisy winner. It counts unless a second measurement gives a newer one."""
-    apart: int | None = None
+    isolated_with: int | None = None
     """The first of the shapes with which it runs apart from others next."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """A group on its slot: the shapes of one process. It is `sent` until the worker claims it.
+    """A group on its slot: the shapes of one process.
 
-    If it is over and `outcome` is None, it was taken back before a worker claimed it, or its node was lost (`lost`).
+    Send --> sent --AttemptStarted--> started --AttemptEnded--> over
+    sent --AttemptTaken--> over                      (taken back before a worker claimed it; no outcome)
+    sent, started --NodeLost, SlotLost--> over       (`is_lost`; no outcome)
+    over and `is_lost` --a sign of life--> started   (`is_revived`, if its node joined again and its slot is free)
+    sent, started --LeaseEnded--> over               (outcome `lease_ended`)
     """
 
     id: str
@@ -100,10 +111,10 @@ class Attempt:
     """Estimated seconds of the shapes without a result."""
     sent_at: float
     state: Literal["sent", "started", "over"] = "sent"
-    taking: bool = False
-    lost: bool = False
+    is_being_taken: bool = False
+    is_lost: bool = False
     """It was given up with its node or slot. A sign of life takes that back."""
-    revived: bool = False
+    is_revived: bool = False
     """There was a sign of life, but no progress yet. Its charges stand until there is some."""
     started_at: float | None = None
     ended_at: float | None = None
@@ -117,7 +128,7 @@ class Attempt:
     current_at: float = 0.0
     landed: dict[int, None] = field(default_factory=dict)
     """Shapes with a result from this attempt."""
-    single: int = 0
+    held_once: int = 0
     """Its unsettled shapes that no other open attempt holds."""
     moved_at: float = 0.0
     """Time at which it last began a shape or gave a result."""
@@ -125,8 +136,12 @@ class Attempt:
     @property
     def ahead(self) -> tuple[int, ...]:
         """Its shapes from the current one on: the shape that it named, else the first without a result."""
-        at = next((i for i, s in enumerate(self.shapes) if s not in self.landed), len(self.shapes))
-        return self.shapes[self.shapes.index(self.current) if self.current in self.shapes else at :]
+        if self.current in self.shapes:
+            return self.shapes[self.shapes.index(self.current) :]
+        for index, shape in enumerate(self.shapes):
+            if shape not in self.landed:
+                return self.shapes[index:]
+        return ()
 
 
 @dataclass(slots=True)
@@ -135,24 +150,30 @@ class Gpu:
 
     place: Place
     tuned: int = 0
-    row: int = 0
+    fault_streak: int = 0
     """First faults of shapes since something was last tuned here."""
-    strikes: int = 0
+    quarantines: int = 0
     """Quarantines since something was last tuned here."""
-    marks: list[int] = field(default_factory=list)
+    faults_passed_elsewhere: list[int] = field(default_factory=list)
     """Shapes that faulted here and passed elsewhere, since the last quarantine."""
-    open: list[tuple[int, str]] = field(default_factory=list)
-    """(shape, attempt) of the faults since something was last tuned here. They are void if the slot is shut."""
+    unproven_faults: list[tuple[int, str]] = field(default_factory=list)
+    """(shape, attempt) of the faults since something was last tuned here. They are void if the slot is quarantined."""
     passed: bool = False
     """It has passed a canary at least once."""
-    shut: str = ""
+    quarantine_why: str = ""
     """The reason for its quarantine; "" if it is not in quarantine."""
-    until: float = 0.0
+    quarantined_until: float = 0.0
 
 
 @dataclass(slots=True)
 class Slot:
-    """A slot of a node. `why`: the reason for its state. `history`: all states as (t, state, why)."""
+    """A slot of a node. `why`: the reason for its state. `history`: all states as (t, state, why).
+
+    NodeExpected, NodeJoined --> starting (or quarantined, if its GPU is) --CanaryPassed--> ready
+    starting, ready --Quarantine--> quarantined --its requested canary passed--> ready
+    any --NodeLost--> starting                       (but a lost slot stays lost)
+    any --SlotLost, LeaseEnded, NodeJoined without it--> lost --NodeJoined with it--> starting
+    """
 
     node: str
     name: str
@@ -164,17 +185,17 @@ class Slot:
     queued: list[str] = field(default_factory=list)
     ahead_s: float = 0.0
     """Estimated seconds of its running and queued work."""
-    checking: bool = False
+    is_checking: bool = False
     """It ended badly, and its worker runs a canary before it claims again."""
-    sick: bool = False
+    canary_failed: bool = False
     """Its last canary failed, so the worker claims nothing by itself."""
-    canary: str = ""
+    requested_canary: str = ""
     """The canary that we requested and that has not ended."""
-    last: tuple[int, str] | None = None
+    suspect_end: tuple[int, str] | None = None
     """(shape, attempt) of the bad end after which we wait for a canary."""
-    adrift: str | None = None
+    orphaned: str | None = None
     """The attempt that ran here when the node was lost: its worker may still be at it."""
-    timed: list[tuple[float, CanaryTimed]] = field(default_factory=list)
+    timed_canaries: list[tuple[float, CanaryTimed]] = field(default_factory=list)
     """The latest timed canaries."""
     canary_us: list[float] = field(default_factory=list)
     """Microseconds of the canaries that passed."""
@@ -184,15 +205,23 @@ class Slot:
         return (self.node, self.name)
 
     @property
-    def doubtful(self) -> bool:
-        """Return whether it was shut, or several shapes in a row faulted here, and nothing was tuned since."""
-        return self.gpu.strikes > 0 or self.gpu.row > 1
+    def is_doubtful(self) -> bool:
+        """Return whether it was in quarantine, or several shapes in a row faulted here, and nothing was tuned since."""
+        return self.gpu.quarantines > 0 or self.gpu.fault_streak > 1
 
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: being prepared, it has not joined (again) yet. `busy`: occupied by others for an unknown time.
-    `lost`: given up for now. `gone`: its lease ended, and it will not return."""
+    """A node.
+
+        NodeExpected --> away --NodeJoined--> joined     (away: being prepared; it has not joined, or not again)
+        away --NodeBusy wait--> busy --NodeBusy free--> away   (busy: occupied by others for an unknown time)
+        away, joined, busy --NodeLost--> lost --NodeExpected--> away, or --NodeJoined--> joined
+        any --Resumed--> away                            (but a node that is gone stays gone)
+        any --LeaseEnded--> gone                         (it will not return)
+
+    NodeTroubled changes no state: a node in trouble is prepared again until it joins or is given up.
+    """
 
     name: str
     host: str
@@ -264,30 +293,30 @@ class State:
     first_faults: int = 0
     """First faults of shapes, on all slots."""
     next_seq: int = 1
-    again_s: float = 0.0
+    remeasure_s: float = 0.0
     """Estimated seconds of the second measurements of noisy winners, except those that the user asked for."""
 
     # derived: what is to be decided; each is emptied by its decision
-    apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    isolated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Shapes that run apart from others next because something happened to them, by the first of each set."""
-    twice: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    hedged: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Unit that is to run a second time -> the host that has it, its shapes."""
-    held: dict[int, float] = field(default_factory=dict)
+    awaiting_verdict: dict[int, float] = field(default_factory=dict)
     """Shapes with enough faults -> the latest time at which they are judged."""
-    ripe: dict[int, FailShape | SettleShape] = field(default_factory=dict)
+    decided: dict[int, FailShape | SettleShape] = field(default_factory=dict)
     """Shapes whose verdict is known."""
-    to_shut: dict[SlotId, str] = field(default_factory=dict)
-    to_ask: dict[SlotId, None] = field(default_factory=dict)
+    to_quarantine: dict[SlotId, str] = field(default_factory=dict)
+    to_ask_canary: dict[SlotId, None] = field(default_factory=dict)
     to_recall: dict[str, None] = field(default_factory=dict)
-    timers: dict[SlotId, float] = field(default_factory=dict)
-    """Slot -> when its canary is due, or counts as failed."""
+    canary_due: dict[SlotId, float] = field(default_factory=dict)
+    """Slot -> when its canary is to be requested, or counts as failed."""
 
     # derived: sums
-    open: dict[str, None] = field(default_factory=dict)
+    open_attempts: dict[str, None] = field(default_factory=dict)
     """Attempts that are not over."""
     running: int = 0
     taking: int = 0
-    single: int = 0
+    held_once: int = 0
     """Unsettled shapes that exactly one open attempt holds, over all attempts."""
     usable: dict[Place, Slot] = field(default_factory=dict)
     """Slots that take work now or soon."""
@@ -299,7 +328,7 @@ class State:
     """Host -> how many usable and how many clean slots it has."""
     idle: dict[SlotId, Slot] = field(default_factory=dict)
     """The free slots that are ready."""
-    low: dict[SlotId, Slot] = field(default_factory=dict)
+    running_low: dict[SlotId, Slot] = field(default_factory=dict)
     """Ready slots with little work left."""
     waiting: dict[int, Waiting] = field(default_factory=dict)
     """Every waiting unit, by number."""
@@ -313,25 +342,27 @@ class State:
 
     def order(self, attempt: str) -> tuple[float, int]:
         """Sort key of an attempt: the order in which attempts were sent."""
-        a = self.attempts.get(attempt)
-        return (a.sent_at, a.seq) if a is not None else (0.0, 0)
+        known = self.attempts.get(attempt)
+        return (known.sent_at, known.seq) if known is not None else (0.0, 0)
 
     def slot(self, node: str, name: str) -> Slot | None:
-        n = self.nodes.get(node)
-        return n.slots.get(name) if n is not None else None
+        known = self.nodes.get(node)
+        return known.slots.get(name) if known is not None else None
 
-    def slot_of(self, a: Attempt) -> Slot:
-        return self.nodes[a.node].slots[a.slot]
+    def slot_of(self, attempt: Attempt) -> Slot:
+        return self.nodes[attempt.node].slots[attempt.slot]
 
     def unsettled(self, shapes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(s for s in shapes if self.shapes[s].state == "pending")
 
-    def flight(self, a: Attempt) -> Shape | None:
+    def shape_in_flight(self, attempt: Attempt) -> Shape | None:
         """The attempt's current shape, if it is not settled."""
-        at = a.ahead[:1]
-        return self.shapes[at[0]] if at and self.shapes[at[0]].state == "pending" else None
+        ahead = attempt.ahead
+        if not ahead or self.shapes[ahead[0]].state != "pending":
+            return None
+        return self.shapes[ahead[0]]
 
 
-def spot(place: Place, nodes: dict[str, Node]) -> str:
+def describe_place(place: Place, nodes: dict[str, Node]) -> str:
     """The place in words: `n1 slot 0`, or the host and GPU of leases."""
     return f"{place[0]} slot {place[1]}" if place[0] in nodes else f"{place[0]} GPU {place[1]}"

@@ -51,19 +51,19 @@ class PolicySettings:
     shape may take minutes. With 120 s, slots that have just become sick blame a healthy shape in 1 bad night of 30."""
     came_with_s: float = 60.0
     """Bad ends this shortly before the end of a lease are part of it: a scheduler kills the processes first."""
-    again: float = 0.1
+    remeasure: float = 0.1
     """Most of a run's time, as a share, for second measurements of noisy winners. `retry --noisy` has no limit."""
 
     # slots
-    row_p: float = 1e-6
+    streak_p: float = 1e-6
     """A slot is shut after several bad ends in a row, if the fault rate elsewhere explains them with at most this
     probability. A fixed limit of four shuts healthy slots if every fourth shape has a candidate that faults; 1e-5 shut
     one in 2 % of bad nights."""
-    least_row: int = 3
+    least_streak: int = 3
     """Fewest bad ends in a row for that."""
-    marks: int = 3
+    faults_passed_elsewhere: int = 3
     """A slot is shut after this many faults of shapes (at least two) that passed elsewhere."""
-    wedges: int = 2
+    failed_canaries: int = 2
     """If the canary failed after a shape on this many nodes, the shape is to blame and not the slots."""
     first_cool_down_s: float = 5.0
     """First quarantine of a slot that never passed a canary. A wrong interpreter or image shows within seconds."""
@@ -71,9 +71,9 @@ class PolicySettings:
     """First quarantine of any other slot. It doubles each time until a shape is tuned there."""
     max_cool_down_s: float = 1800.0
     """Longest quarantine, so that a GPU that was reset by hand is back within half an hour."""
-    max_strikes: int = 3
+    max_quarantines: int = 3
     """After this many quarantines in a row, a run no longer waits for the slot."""
     canary_s: float = 300.0
     """A canary without an answer counts as failed after this time. The first import of torch may take minutes."""
-    adrift_s: float = 3600.0
+    orphan_canary_s: float = 3600.0
     """The same limit if the slot was working when its node was lost: its worker may still be busy."""

@@ -120,7 +120,7 @@ MOST_POINTS = 4000
 def compare_canaries(state: State, start: float) -> list[dict[str, Any]]:
     """One document for each slot: name, flag and points. A point has seconds since `start`, and compute and memory time
     over the median of the slots of its device (None if unknown)."""
-    timed = {id_: slot.timed for id_, slot in _all_slots(state).items() if slot.timed}
+    timed = {id_: slot.timed_canaries for id_, slot in _all_slots(state).items() if slot.timed_canaries}
     usual_compute = _usual_times(timed.values(), "compute_us")
     usual_memory = _usual_times(timed.values(), "memory_us")
     standing_out = flags(state)
@@ -140,7 +140,7 @@ def compare_canaries(state: State, start: float) -> list[dict[str, Any]]:
 
 
 def _usual_times(slots: Iterable[Sequence[tuple[float, Any]]], name: str) -> dict[str, float]:
-    """The median over the slots of each device of their median times. `slots`: `Slot.timed` of each."""
+    """The median over the slots of each device of their median times. `slots`: `Slot.timed_canaries` of each."""
     by_device: dict[str, list[float]] = defaultdict(list)
     for canaries in slots:
         known = [getattr(canary, name) for _, canary in canaries if getattr(canary, name) > 0]

@@ -12,7 +12,7 @@ from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.policy.model import Attempt, Shape
-from orchestrator.policy.policy import whereabouts, why
+from orchestrator.policy.sentences import describe_attempt, describe_wait
 from orchestrator.reasons import Reason
 from orchestrator.view.advice import advise_on_failure, advise_on_incident
 from orchestrator.view.formatting import clock
@@ -250,7 +250,7 @@ class _Stories:
         if shape is None:
             return Story(name, "shape", "pending")
         if shape.state == "pending":
-            now = f"pending: {why(self._state, id_)}"
+            now = f"pending: {describe_wait(self._state, id_)}"
         else:
             now = describe_settled(shape, self._done)
         faulted = [candidate for candidate in self._faulted if id_ in candidate.shapes]
@@ -267,7 +267,7 @@ class _Stories:
         state = "running" if attempt.state == "started" else attempt.state
         now = f"{state} on {place}, {shapes}, {len(self._state.unsettled(attempt.shapes))} of them not settled"
         if attempt.state != "over":
-            now += f": {whereabouts(self._state, attempt)}"
+            now += f": {describe_attempt(self._state, attempt)}"
         names = and_more([self.named(i) for i in attempt.shapes], MOST_SHAPES)
         sent = f"sent to {place} with {names}, estimated {attempt.cost_s:.1f} s"
         steps = [Step(attempt.sent_at, sent, "sent")]

@@ -78,7 +78,7 @@ def _step_of(shape: Shape, attempt: Attempt) -> Step:
     if attempt.state == "started":
         return Step(attempt.started_at or 0.0, f"{where}: not its turn yet", kind)
     end = attempt.outcome.message if attempt.outcome else "it was taken back"
-    if attempt.lost:
+    if attempt.is_lost:
         end = "its node was lost"
     return Step(t, f"{where} ended before it was measured: {end}", kind)
 
@@ -87,7 +87,7 @@ def _describe_result(shape: Shape, attempt: Attempt) -> str:
     """`a result, without 2 candidates that faulted, whose time is noise`, or `the tuner's verdict`."""
     is_verdict = shape.reason is not None and shape.reason.is_verdict
     text = "the tuner's verdict" if is_verdict else "a result"
-    blocked = [len(fault.left_out - {NOISE}) for fault in shape.faults if fault.attempt == attempt.id]
+    blocked = [len(fault.blocked - {NOISE}) for fault in shape.faults if fault.attempt == attempt.id]
     most = max(blocked, default=0)
     if most:
         text += f", without {plural(most, 'candidate')} that faulted"

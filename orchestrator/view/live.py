@@ -117,7 +117,7 @@ class LiveStatus:
         for _, to, why in self._new_entries(slot):
             until = 0.0
             if to == "quarantined":
-                until = slot.gpu.until
+                until = slot.gpu.quarantined_until
                 quarantine = (slot.node, why)
                 if quarantine in self._noted_quarantines:  # each slot of a node has the same reason
                     continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.policy.model import Attempt, Node, Shape, Slot, State, spot
+from orchestrator.policy.model import Attempt, Node, Shape, Slot, State, describe_place
 from orchestrator.view.formatting import clock
 from worker.text import and_more, plural
 
@@ -12,7 +12,7 @@ from worker.text import and_more, plural
 def describe_slot(state: State, node: str, slot: str) -> str:
     """Name of a slot, with its host and GPU if they are known and differ from node and slot."""
     known = state.slot(node, slot)
-    return spot(known.gpu.place, state.nodes) if known is not None else f"{node} slot {slot}"
+    return describe_place(known.gpu.place, state.nodes) if known is not None else f"{node} slot {slot}"
 
 
 def describe_node_change(node: Node, to: str, why: str) -> str:
@@ -68,7 +68,7 @@ def describe_end(attempt: Attempt, named: Callable[[int], str]) -> str:
     if attempt.started_at is not None:
         name += f" on {attempt.node} slot {attempt.slot}"
     if attempt.outcome is None:
-        end = "lost" if attempt.lost else "taken back unclaimed"
+        end = "lost" if attempt.is_lost else "taken back unclaimed"
         return f"{name} was {end}{_because(attempt.detail)}"
     after = f" after {attempt.seconds:.1f} s" if attempt.seconds > 0 else ""
     shape = f" at {named(attempt.in_flight)}" if attempt.in_flight is not None else ""

@@ -55,8 +55,8 @@ def compare_slots(state: State) -> dict[SlotId, SlotSpeed]:
     by_device: dict[str, dict[SlotId, list[CanaryTimed]]] = defaultdict(dict)
     for node in state.nodes.values():
         for slot in node.slots.values():
-            if slot.timed:
-                latest = [canary for _, canary in slot.timed[-LATEST:]]
+            if slot.timed_canaries:
+                latest = [canary for _, canary in slot.timed_canaries[-LATEST:]]
                 device = latest[-1].device
                 by_device[device][slot.id] = [canary for canary in latest if canary.device == device]
     result: dict[SlotId, SlotSpeed] = {}

@@ -272,6 +272,6 @@ def _idle_state(state: State, slot: Slot) -> str:
     """The state of a slot without an attempt, as people see it."""
     if state.nodes[slot.node].state == "gone":
         return "ended"
-    if slot.state == "starting" and slot.sick:
+    if slot.state == "starting" and slot.canary_failed:
         return "canary failed"
     return "idle" if slot.state == "ready" else slot.state

@@ -180,7 +180,7 @@ def _segment(attempt: Attempt, tuned: int, named: Callable[[int], str], axis: _A
     """[start, end, kind, attempt, group, shapes tuned, outcome, shape at which it ended, detail] of an attempt."""
     kind = kind_of(attempt)
     outcome = attempt.outcome.value if attempt.outcome else ""
-    if not outcome and attempt.lost:
+    if not outcome and attempt.is_lost:
         outcome = "node_lost"
     in_flight = named(attempt.in_flight) if attempt.in_flight is not None and kind != "done" else ""
     start = axis.at_or_none(attempt.started_at)

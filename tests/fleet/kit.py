@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.controller.node_plan import plan_nodes
-from orchestrator.controller.prepare import Prepared, RunRequest
+from orchestrator.controller.prepared_run import PreparedRun
+from orchestrator.controller.request import RunRequest
 from orchestrator.families import get_family
 from orchestrator.inventory.load import load_inventory
+from orchestrator.machines.node_plan import plan_nodes
 from orchestrator.paths import RunConfig, RunPaths, new_run_id
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan
@@ -131,7 +132,7 @@ class Fleet(Books):
             },
         )  # fmt: skip
         request = RunRequest(self.csv, self.runs, path, family.name, "faulty", options=options)
-        return Prepared(request, config, family, listed, plan, cost, nodes, path, path.read_bytes(), []).create()
+        return PreparedRun(request, config, family, listed, plan, cost, nodes, path, path.read_bytes(), []).create()
 
     def drive(self, what: str = "drive", run: RunPaths | None = None, retry: Sequence[int] = ()) -> Controller:
         """Start a controller of a run, the latest by default. `what`: drive or cancel."""

@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.controller.facts import ARGV
-from orchestrator.controller.node_plan import CODE_MARKER, NodePlan
 from orchestrator.errors import HostKeyError, LoginError, SlowError, TransportError
+from orchestrator.machines.check_script import ARGV
+from orchestrator.machines.node_files import CODE_MARKER
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.base import Channel, Completed, RemoteFile
 from orchestrator.transport.local import LocalTransport
 from tests.fleet.server import ask

@@ -101,7 +101,7 @@ def test_a_sick_slot_is_shut_and_condemns_no_shape(fleet: Fleet) -> None:
     n = fleet.shapes(groups=16, per_group=2)
     others_wait = {"kind": "hold", "match": {"node": ["h2", "h3"]}}
     run = fleet.start({"kind": "abort", "match": {"node": "h1"}, "times": 99}, others_wait)
-    wait_until(lambda: fleet.struck("h1") >= PolicySettings().marks, "enough shapes fault there")
+    wait_until(lambda: fleet.struck("h1") >= PolicySettings().faults_passed_elsewhere, "enough shapes fault there")
     fleet.release()
     assert run.wait() == 0, run.out
     fleet.check_books(n)

@@ -80,7 +80,7 @@ def test_ctrl_c_once_lets_running_groups_end(fleet: Fleet, grace_s: float) -> No
     assert re.search(rf"next: \S*gemmfleet resume {fleet.paths.run} ", run.out)
     with fleet.ledger() as ledger:
         assert 0 < ledger.counts().tuned < n
-        assert (ledger.state, patient and ledger.replayed.open) == ("interrupted", {} if patient else False)
+        assert (ledger.state, patient and ledger.replayed.open_attempts) == ("interrupted", {} if patient else False)
     wait_until(lambda: not fleet.processes(), "no worker is left")
     assert fleet.resume().code == 0
     fleet.check_books(n)

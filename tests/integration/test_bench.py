@@ -150,7 +150,9 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
     from orchestrator.bench.request import TUNER, parse_sides, tuner_options
     from orchestrator.cli.live_view import LineView
     from orchestrator.controller.drive import drive
-    from orchestrator.controller.prepare import Prepared, RunRequest, prepare
+    from orchestrator.controller.prepare import prepare
+    from orchestrator.controller.prepared_run import PreparedRun
+    from orchestrator.controller.request import RunRequest
 
     local(bench)
     compared = parse_sides(["golden=image:1", "tot=image:2,TRITON_X=1"], ())
@@ -158,7 +160,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
     asked = RunRequest(bench.shapes_csv, bench.runs, bench.inventory, tuner=TUNER, bench=True, options=made)
     images: list[str | None] = []
 
-    def without_docker(request: RunRequest) -> Prepared:
+    def without_docker(request: RunRequest) -> PreparedRun:
         images.append(request.image)
         return prepare(replace(request, image=None))
 

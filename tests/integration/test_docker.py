@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.facts import NodeFacts
-from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.errors import EngineError
 from orchestrator.image.fixes import UNKNOWN, aiter_lines
 from orchestrator.inventory.model import Node
+from orchestrator.machines.facts import NodeFacts
+from orchestrator.machines.node_files import node_files, node_folders
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.base import RemoteFile
 from orchestrator.transport.ssh import SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import folder_word, holder_script, leftovers_in, prelude
+from orchestrator.leases.holder import folder_word, holder_script, leftovers_in, prelude
+from orchestrator.machines.node_files import node_files, node_folders
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.local import LocalTransport
 from tests.support.processes import Here

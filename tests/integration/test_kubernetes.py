@@ -16,8 +16,9 @@ import pytest
 from orchestrator.engines import OK, UNUSABLE, WARNING
 from orchestrator.errors import HostKeyError, TransportError, UnreachableError
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
+from orchestrator.leases.holder import BEGIN, END
 from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource
+from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.transport import pod
 from orchestrator.transport.pod import PodOpener
 from tests.support.kube import NAMESPACE, Cluster, why_not

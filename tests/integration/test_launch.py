@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
+from orchestrator.machines.node_files import node_files, node_folders
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.local import LocalTransport
 from tests.waiting import wait_until
 from worker.process import WorkerEnd

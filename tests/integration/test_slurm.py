@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmSource
+from orchestrator.machines.node_files import node_files, node_folders
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.base import RemoteFile, connected
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.ssh import SshTransport

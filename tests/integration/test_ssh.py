@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.node_check import check_nodes
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
 from orchestrator.inventory.model import Node
+from orchestrator.machines.node_check import check_nodes
 from orchestrator.transport.base import RemoteFile, connected
 from orchestrator.transport.ssh import SshTransport
 from orchestrator.transport.ssh_connection import hops

@@ -22,8 +22,8 @@ import pytest
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.kubernetes import KubernetesSource
+from orchestrator.leases.lease import Lease, LeaseSource, LeaseState
 from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport.base import RemoteFile, Transport
 from orchestrator.transport.local import LocalTransport

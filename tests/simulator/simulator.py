@@ -377,7 +377,7 @@ class Simulator:
         won = node.take_back(attempt)
 
         def answer() -> None:
-            if self._here and node.session == session and attempt in self.policy.state.open:
+            if self._here and node.session == session and attempt in self.policy.state.open_attempts:
                 self.handle(ev.AttemptTaken(attempt, won))
 
         self.later(self.plan.lag_s, answer)

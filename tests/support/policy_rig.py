@@ -14,7 +14,7 @@ from orchestrator import events as ev
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, Shape
-from orchestrator.policy.policy import why
+from orchestrator.policy.sentences import describe_wait
 from orchestrator.reasons import Reason
 
 R = TypeVar("R", bound=ev.Record)
@@ -124,7 +124,7 @@ class Rig:
     def attempt(self, shape: int) -> Attempt:
         """The latest attempt that is not over and has the shape."""
         found = [a for a in self.policy.outstanding() if shape in a.shapes]
-        assert found, why(self.policy.state, shape)
+        assert found, describe_wait(self.policy.state, shape)
         return found[-1]
 
     def where(self, shape: int) -> str:

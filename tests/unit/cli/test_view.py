@@ -12,10 +12,10 @@ from orchestrator import clean
 from orchestrator.cli.live_view import LineView, picture
 from orchestrator.cli.printer import plain
 from orchestrator.cli.status_rows import node_row, slot_rows
-from orchestrator.controller.node_check import NodeReport
 from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
 from orchestrator.ledger.reader import Counts
+from orchestrator.machines.node_check import NodeReport
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.support.command import command
 from worker.text import byte_words, tail
@@ -75,7 +75,7 @@ def test_no_view_cuts_a_command_that_is_to_be_typed(tmp_path: Path, monkeypatch:
     typed = f"ssh-keyscan -p 2222 gpu01 >>{'/home/somebody/with/a/long/path' * 20}/known_hosts"
     unknown = f"the key that gpu01:2222 shows is not known; add it: {typed}"
     report = NodeReport("gpu01", (Finding(UNUSABLE, "connection", unknown),))
-    monkeypatch.setattr("orchestrator.controller.node_check.check_nodes", lambda *_, **__: [report])
+    monkeypatch.setattr("orchestrator.machines.node_check.check_nodes", lambda *_, **__: [report])
     (tmp_path / "inv.yaml").write_text("nodes: {gpu01: {transport: ssh}}\n")
     done = command("nodes", "check", "-i", str(tmp_path / "inv.yaml"))
     assert (done.code, typed in done.out) == (3, True)
@@ -93,7 +93,7 @@ def test_the_exit_code_of_nodes_check(
         NodeReport(f"n{i}", () if well else (Finding(UNUSABLE, "disk", "full", ""),), skew_s=-0.2)
         for i, well in enumerate(usable)
     ]
-    monkeypatch.setattr("orchestrator.controller.node_check.check_nodes", lambda *_, **__: reports)
+    monkeypatch.setattr("orchestrator.machines.node_check.check_nodes", lambda *_, **__: reports)
     (tmp_path / "inv.yaml").write_text("nodes: {n0: {transport: ssh}, n1: {transport: ssh}}\n")
     done = command("nodes", "check", "-i", str(tmp_path / "inv.yaml"))
     assert done.code == code

@@ -13,23 +13,14 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import leases as life
-from orchestrator.controller.leases import (
-    IDLE_S,
-    LEASE_WORK_S,
-    MAX_FAILURES,
-    LeasedNodes,
-    LeaseTurn,
-    MadeNode,
-    Phase,
-    Pool,
-    wanted,
-)
+from orchestrator.controller import leased_nodes
+from orchestrator.controller.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, MadeNode, Pool, leases_wanted
+from orchestrator.controller.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
 from orchestrator.controller.messages import Timeouts
 from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
-from orchestrator.leases import base
-from orchestrator.leases.base import EndCause, Lease
+from orchestrator.leases import holder, poller
+from orchestrator.leases.lease import EndCause, Lease
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler
@@ -91,7 +82,7 @@ class Nodes:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Nodes]]:
-    for module, name in ((base, "FIRST_S"), (base, "SOON_S"), (base, "USUAL_S"), (life, "USUAL_S")):
+    for module, name in ((poller, "FIRST_S"), (poller, "SOON_S"), (poller, "USUAL_S"), (leased_nodes, "USUAL_S")):
         monkeypatch.setattr(module, name, 0.01)
     started: list[Nodes] = []
 
@@ -110,7 +101,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The nodes without work; one that is to be given back is not really shut down."""
     idle: list[str] = []
     monkeypatch.setattr(Policy, "idle_nodes", lambda _: idle)
-    monkeypatch.setattr(LeasedNodes, "_shut_down", lambda _, x, registry: setattr(x, "phase", Phase.LEAVING))
+    monkeypatch.setattr(LeasedNodes, "_shut_down", lambda _, x, registry: setattr(x, "phase", LeasePhase.LEAVING))
     return idle
 
 
@@ -201,7 +192,7 @@ def test_what_is_before_the_damage_of_an_archive_is_brought_home(
             member = tarfile.TarInfo(f"runs/{node}/events/{slot}.jsonl")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    monkeypatch.setattr(base, "MAX_LEFT", base.MAX_LEFT if harm == "cut" else 50_000)
+    monkeypatch.setattr(holder, "MAX_LEFT", holder.MAX_LEFT if harm == "cut" else 50_000)
     archive = files.getvalue()[: -1000 if harm == "cut" else None]
     monkeypatch.setattr(nodes.scheduler, "leftovers", lambda lease: archive)
     nodes.scheduler.end("1", EndCause.PREEMPTED)
@@ -217,12 +208,12 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
     monkeypatch.setattr("orchestrator.controller.nodes.time", SimpleNamespace(time=lambda: clock.now))
     nodes = start()
     node = nodes.node()
-    nodes.registry.arrived(node, 1)
-    nodes.registry.in_trouble(node, "the stream ended")
+    nodes.registry.record_up(node, 1)
+    nodes.registry.record_trouble(node, "the stream ended")
     nodes.scheduler.silent = True
-    wait_until(lambda: nodes.pool.keeper.silent_s > 0.0, "its scheduler is missed")
-    for away_s, given_up in ((1.0, []), (1.0, []), (1.0, []), (life.AWAY_S + 1, [(node, "the stream ended")])):
-        monkeypatch.setattr(base.Keeper, "silent_s", property(lambda _, s=away_s: s))  # type: ignore[misc]
+    wait_until(lambda: nodes.pool.poller.silent_s > 0.0, "its scheduler is missed")
+    for away_s, given_up in ((1.0, []), (1.0, []), (1.0, []), (leased_nodes.AWAY_S + 1, [(node, "the stream ended")])):
+        monkeypatch.setattr(poller.PoolPoller, "silent_s", property(lambda _, s=away_s: s))  # type: ignore[misc]
         clock.now += 80.0
         nodes.turn()
         clock.now += 80.0 if given_up else 0.0
@@ -252,9 +243,9 @@ POOL = Pool("mi355", 1, 8, 8, Scheduler())
 
 def test_a_lease_for_every_ten_minutes_of_work_on_its_slots() -> None:
     hour = 3600.0 * 8
-    assert wanted([POOL], hour) == {"mi355": 6}
-    assert wanted([POOL], 0.0) == {"mi355": 0}
+    assert leases_wanted([POOL], hour) == {"mi355": 6}
+    assert leases_wanted([POOL], 0.0) == {"mi355": 0}
     # machines of one's own do their share, and pools are filled in order
-    assert wanted([POOL], hour, other_slots=16) == {"mi355": 4}
+    assert leases_wanted([POOL], hour, other_slots=16) == {"mi355": 4}
     more = Pool("spare", 1, 4, 2, Scheduler())
-    assert wanted([POOL, more], 8 * hour / 6 + 2 * LEASE_WORK_S) == {"mi355": 8, "spare": 1}
+    assert leases_wanted([POOL, more], 8 * hour / 6 + 2 * LEASE_WORK_S) == {"mi355": 8, "spare": 1}

@@ -22,9 +22,11 @@ from orchestrator.controller.messages import (
     Timeouts,
     read_frames,
 )
-from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.nodes import NodeRegistry, NodeReports
-from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.controller.node import DeployedNode, NodeDriver
+from orchestrator.controller.node_reports import NodeReports
+from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.transport.local import LocalTransport
 from orchestrator.view.status import RunStatus
@@ -45,9 +47,12 @@ def rig() -> Rig:
 
 def reports_of(rig: Rig) -> NodeReports:
     driver = SimpleNamespace(slots=("0", "1"))
-    registry: Any = SimpleNamespace(drivers={"a": driver}, timeouts=Timeouts(), arrived=lambda node, session: None)
+    registry: Any = SimpleNamespace(
+        drivers={"a": driver}, has=lambda node: node == "a", record_up=lambda node, session: None
+    )
+    context: Any = SimpleNamespace(policy=rig.policy, epoch=2, timeouts=Timeouts())
     none: Any = None
-    return NodeReports("r1", 2, none, rig.policy, registry, none, none, none, none)
+    return NodeReports(context, registry, none, none, none)
 
 
 def test_only_what_a_node_does_not_have_is_sent_again(rig: Rig) -> None:
@@ -84,10 +89,8 @@ def test_an_epoch_of_thousands_of_digits_is_a_younger_controller_too(tmp_path: P
     (tmp_path / "epoch").write_text("9" * 5000)
     said: list[Message] = []
     none: Any = None
-    driver = NodeDriver(
-        LocalTransport("a"), none, str(tmp_path), {}, (), ("0",), {}, 2, {}, said.append, launch=False, admission=none,
-        results=None, home=None, connected=False, timeouts=Timeouts(),
-    )  # fmt: skip
+    deployed = DeployedNode(str(tmp_path), {}, (), ("0",), env={}, epoch=2, offsets={}, launch=False)
+    driver = NodeDriver(LocalTransport("a"), none, deployed, none, said.append, Timeouts())
     driver.start()
     wait_until(lambda: bool(said), "it is told")
     driver.leave()
@@ -126,13 +129,13 @@ def test_nodes_are_given_up_when_their_time_has_run_out(monkeypatch: pytest.Monk
     for node in ("quiet", "broken", "pulls", "was up"):
         driver: Any = SimpleNamespace(node=node, start=lambda: None)
         registry.start(driver)
-    registry.in_trouble("broken", "no image")
-    registry.arrived("was up", 1)
-    registry.in_trouble("was up", "the stream ended")
+    registry.record_trouble("broken", "no image")
+    registry.record_up("was up", 1)
+    registry.record_trouble("was up", "the stream ended")
     given_up = []
     for _ in range(20):
         clock.now += 10
-        registry.goes_on("pulls", "pulling: 1 of 20 GB")
+        registry.record_progress("pulls", "pulling: 1 of 20 GB")
         given_up += [(node, clock.now - 1000) for node, _ in registry.give_up()]
     assert given_up == [("broken", 30), ("quiet", 70), ("was up", 100)]
-    assert (registry.hopeless, registry.coming) == (False, {"pulls"})
+    assert (registry.is_hopeless, registry.coming) == (False, {"pulls"})

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.engine.docker_errors import engine_error
 from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.errors import EngineError
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.local import LocalTransport
 from tests.support.shells import check
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator import engines
-from orchestrator.controller.facts import NodeFacts
-from orchestrator.controller.node_plan import engine_of, node_files, plan_lease, plan_nodes, transport_of
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import load_inventory
+from orchestrator.machines.facts import NodeFacts
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_link import engine_of, transport_of
+from orchestrator.machines.node_plan import plan_lease, plan_nodes
 from tests.support.shells import check
 
 SPEC = """from pathlib import Path

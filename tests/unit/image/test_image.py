@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.controller.facts import NodeFacts
 from orchestrator.errors import EngineError, InputError
 from orchestrator.families import get_family
 from orchestrator.image.build import Recipe
 from orchestrator.image.fixes import aiter_lines
 from orchestrator.inventory.model import AiterSection, Node
+from orchestrator.machines.facts import NodeFacts
 from tests.standins.aiter import make_tree
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from orchestrator.engines import Finding
 from orchestrator.errors import UnreachableError
-from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Transport
 from orchestrator.transport.local import LocalTransport
 

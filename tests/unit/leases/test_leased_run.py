@@ -13,8 +13,9 @@ import pytest
 
 from orchestrator.controller import pools
 from orchestrator.controller.drive import drive
-from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.leases import base
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
+from orchestrator.leases import poller
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
 from tests.support.processes import kill_in
@@ -58,8 +59,8 @@ class LeasedRun:
 @pytest.fixture
 def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeasedRun]]:
     monkeypatch.chdir(tmp_path)  # where commands of a lease begin
-    monkeypatch.setattr(base, "SOON_S", 0.01)
-    monkeypatch.setattr(base, "USUAL_S", 0.01)
+    monkeypatch.setattr(poller, "SOON_S", 0.01)
+    monkeypatch.setattr(poller, "USUAL_S", 0.01)
 
     def make(scheduler: Scheduler, options: str = "count: 1-3") -> LeasedRun:
         monkeypatch.setattr(pools, "source_of", lambda *_: scheduler)

@@ -10,7 +10,6 @@ import pytest
 
 from orchestrator.errors import InputError, LoginError, TransportError, UnreachableError
 from orchestrator.inventory.model import Node
-from orchestrator.leases.base import EndCause, LeaseState
 from orchestrator.leases.kubernetes import (
     CONTAINER,
     NOT_READY_S,
@@ -21,6 +20,7 @@ from orchestrator.leases.kubernetes import (
     template_faults,
     trouble,
 )  # fmt: skip
+from orchestrator.leases.lease import EndCause, LeaseState
 from orchestrator.transport.pod import connect, refusal
 
 pytest.importorskip("kubernetes")

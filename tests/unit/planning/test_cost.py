@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cli.plan_page import headline
-from orchestrator.controller.prepare import gather
+from orchestrator.controller.cost_samples import gather_cost_samples
 from orchestrator.planning.cost import DOES_NOT_FIT_S, CostModel, CostSample
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
 from orchestrator.planning.plan import make_plan
@@ -137,11 +137,15 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "ledger.db").write_bytes(b"no database" * 1000)
     before = sorted(str(p) for p in tmp_path.rglob("*"))
-    samples, starts = found = gather(tmp_path, A8W8, "replay", "gfx950")
-    assert found == gather(tmp_path, A8W8, "replay")
+    samples, starts = found = gather_cost_samples(tmp_path, A8W8, "replay", "gfx950")
+    assert found == gather_cost_samples(tmp_path, A8W8, "replay")
     assert samples == [CostSample(2, 2.0 * (1 + 2) * 64 * 128, 2.0 * 64 * 128, 3.0)]
     assert starts == [], "no start is known of a run without its time"
-    assert gather(tmp_path, A8W8, "replay", "gfx942") == gather(tmp_path / "no", A8W8, "replay") == ([], [])
+    assert (
+        gather_cost_samples(tmp_path, A8W8, "replay", "gfx942")
+        == gather_cost_samples(tmp_path / "no", A8W8, "replay")
+        == ([], [])
+    )
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
 
 

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.cli.plan_page import headline
-from orchestrator.controller.prepare import RunRequest, drop_tuned, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
+from orchestrator.controller.skipped_shapes import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
-from orchestrator.policy.policy import why
+from orchestrator.policy.sentences import describe_wait
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, fails, groups, of, proven_nodes
 
@@ -44,7 +44,7 @@ def test_the_verdict_does_not_wait_for_ever_nor_for_slots_that_get_nothing() -> 
             rig.fault(2)
         else:
             rig.tune(next(a.shapes[0] for a in rig.policy.outstanding()))
-    assert "for its verdict, until" in why(rig.policy.state, 2)
+    assert "for its verdict, until" in describe_wait(rig.policy.state, 2)
     assert fails(rig.tick(PolicySettings().proof_s - 1.0)) == []
     assert fails(rig.tick(1.0)) == [(2, Reason.FAULT, True)]
 
@@ -141,7 +141,7 @@ def test_one_slot_cannot_confirm_and_waits_while_another_may_come() -> None:
     rig.fault(1)
     assert rig.where(1) == ""
     assert rig.policy.places_awaited() == 2
-    assert "for a slot other than a slot 0" in why(rig.policy.state, 1)
+    assert "for a slot other than a slot 0" in describe_wait(rig.policy.state, 1)
     rig.do(ev.FleetMayGrow(False))
     assert fails(rig.fault(1)) == [(1, Reason.FAULT, False)]
     assert "only one slot" in rig.shape(1).detail

@@ -73,7 +73,7 @@ def test_a_node_that_comes_back_late_loses_nothing() -> None:
     rig.do(ev.NodeJoined(a.node, ("0",)))
     rig.do(ev.ShapeTuned(a.id, a.shapes[0]))
     assert rig.shape(a.shapes[0]).state == "tuned"
-    assert a.id in rig.policy.state.open, "it is at work"
+    assert a.id in rig.policy.state.open_attempts, "it is at work"
     assert rig.policy.state.slot_of(a).running == a.id
     assert not any(rig.shape(s).losses for s in a.shapes)
     assert not [s for s in a.shapes[1:] if s in rig.policy.state.waiting]
@@ -98,7 +98,7 @@ def test_an_uncharged_end_gives_everything_back_at_once_and_blames_nobody() -> N
     node = rig.where(1)
     out = rig.ended(node)
     assert (1,) in [shapes for _, shapes in groups(out)]
-    assert (rig.shape(1).losses, rig.shape(1).tries, rig.shape(1).ends) == ([], 0, [node])
+    assert (rig.shape(1).losses, rig.shape(1).tries, rig.shape(1).lease_ends) == ([], 0, [node])
     assert rig.policy.state.nodes[node].state == "gone"
     assert rig.policy.state.attempts[rig.shape(1).attempts[0]].outcome is Reason.LEASE_ENDED
 
@@ -108,7 +108,7 @@ def test_a_charged_end_is_a_lost_node() -> None:
     rig.singles(1)
     rig.start(1)
     rig.ended(rig.where(1), "node_failure", charged=True)
-    assert (len(rig.shape(1).losses), rig.shape(1).ends) == (1, [])
+    assert (len(rig.shape(1).losses), rig.shape(1).lease_ends) == (1, [])
 
 
 def test_what_ended_badly_while_its_lease_was_being_ended_is_forgiven() -> None:
@@ -173,7 +173,7 @@ def test_a_host_that_only_ended_leases_used_is_judged_by_the_last_of_them() -> N
 def test_the_gpu_keeps_its_evidence_and_quarantine_from_lease_to_lease() -> None:
     rig = leases("h1", "h2")
     rig.canary("a", ok=False)
-    until = rig.policy.state.nodes["a"].slots["0"].gpu.until
+    until = rig.policy.state.nodes["a"].slots["0"].gpu.quarantined_until
     rig.ended("a")
     assert rig.policy.quarantined_hosts(rig.now) == ["h1"]
     assert rig.policy.quarantined_hosts(until) == []

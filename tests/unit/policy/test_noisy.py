@@ -134,8 +134,8 @@ def test_a_noisy_winner_is_final_only_after_a_second_measurement_while_the_tenth
         assert faults_in_the_books(plan, result) + groups_in_the_books(result) == [], seed
         assert simulator.reload(), seed
         state = simulator.policy.state
-        tenth = state.settings.again * state.total_s
-        assert state.again_s <= tenth
+        tenth = state.settings.remeasure * state.total_s
+        assert state.remeasure_s <= tenth
         told = {(r.attempt, r.shape): i for i, (_, r) in enumerate(result.journal) if isinstance(r, ev.ShapeTuned)}
         for shape in state.shapes.values():
             at = told.get((shape.attempt, shape.id))
@@ -144,5 +144,5 @@ def test_a_noisy_winner_is_final_only_after_a_second_measurement_while_the_tenth
                 continue
             kept += 1
             sent = {r.attempt for _, r in result.journal if isinstance(r, ev.Send) and shape.id in r.shapes}
-            assert len(sent) > 1 or state.again_s + shape.cost_s + state.setup_s > tenth, (seed, shape)
+            assert len(sent) > 1 or state.remeasure_s + shape.cost_s + state.setup_s > tenth, (seed, shape)
     assert kept > PLANS / 10

@@ -10,7 +10,8 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.policy import Policy
 from orchestrator.policy.apply import apply
-from orchestrator.policy.policy import decide, why
+from orchestrator.policy.decide import decide
+from orchestrator.policy.sentences import describe_wait
 from orchestrator.reasons import Reason
 from tests.simulator.simulator import Simulator
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
@@ -66,7 +67,7 @@ def test_why_is_one_sentence_at_every_turn() -> None:
         for what in list(sim.policy.state.shapes)[:3]:
             if sim.policy.state.shapes[what].state != "pending":
                 continue
-            text = why(sim.policy.state, what)
+            text = describe_wait(sim.policy.state, what)
             assert text
             assert "\n" not in text
             seen.add(" ".join(text.split(" waits")[-1].split()[:3]) if " waits" in text else "")

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
-from orchestrator.policy.policy import why
+from orchestrator.policy.sentences import describe_wait
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, digest, groups, of, proven_nodes
 
@@ -24,7 +24,7 @@ def test_a_failed_canary_shuts_the_slot_until_one_passes() -> None:
     assert isinstance(q, ev.Quarantine)
     assert (q.node, q.slot, q.until) == ("a", "0", rig.now + S.first_cool_down_s)
     assert groups(rig.singles(1)) == []
-    assert "slots: 0 quarantined" in why(rig.policy.state, 1)
+    assert "slots: 0 quarantined" in describe_wait(rig.policy.state, 1)
     assert of(ev.AskCanary, rig.tick(1.0)) == []
     assert of(ev.AskCanary, rig.tick(S.first_cool_down_s)) == [ev.AskCanary("a", "0", "canary-0")]
     assert groups(rig.canary("a")) == [("a", (1,))]
@@ -51,10 +51,10 @@ def test_the_only_slot_sick_is_the_end_after_three_canaries_or_at_once_where_its
     rig = Rig()
     rig.singles(1)
     rig.do(ev.NodeJoined("a", ("0",)))
-    for n in range(S.max_strikes):
+    for n in range(S.max_quarantines):
         assert rig.policy.stuck is None
         rig.canary("a", ok=False)
-        rig.tick(S.max_cool_down_s if n < S.max_strikes - 1 else 0.0)
+        rig.tick(S.max_cool_down_s if n < S.max_quarantines - 1 else 0.0)
     assert rig.policy.stuck == "a slot 0 is quarantined (the canary failed: wrong answer)"
     other = Rig()
     other.singles(1)
@@ -64,7 +64,7 @@ def test_the_only_slot_sick_is_the_end_after_three_canaries_or_at_once_where_its
     assert other.policy.stuck == "a slot 0, a slot 1 are quarantined (the canary failed: no such module)"
 
 
-@pytest.mark.parametrize(("at_work", "seconds"), [(False, S.canary_s), (True, S.adrift_s)])
+@pytest.mark.parametrize(("at_work", "seconds"), [(False, S.canary_s), (True, S.orphan_canary_s)])
 def test_a_canary_that_is_never_answered_counts_as_failed_later_if_the_slot_was_at_work(
     at_work: bool, seconds: float
 ) -> None:
@@ -107,10 +107,10 @@ def test_three_faults_of_shapes_that_pass_elsewhere_shut_the_slot() -> None:
             rig.singles(shape + 100)
             rig.tune(shape + 100) if rig.where(shape + 100) else None
         rig.tune(shape)
-        if gpu.shut:
+        if gpu.quarantine_why:
             break
     assert shut(rig) == ["a"]
-    assert "3 faults here passed elsewhere" in gpu.shut
+    assert "3 faults here passed elsewhere" in gpu.quarantine_why
 
 
 def test_a_row_of_bad_ends_shuts_a_slot_if_few_shapes_fault_elsewhere_and_a_later_one_at_once() -> None:
@@ -129,7 +129,7 @@ def test_a_row_of_bad_ends_shuts_a_slot_if_few_shapes_fault_elsewhere_and_a_late
                 rig.tune(a.shapes[0])
                 break
     assert shut(rig) == ["a"]
-    assert bad >= S.least_row
+    assert bad >= S.least_streak
     assert "in a row" in rig.policy.state.nodes["a"].slots["0"].why
     rig.tick(S.cool_down_s)
     rig.canary("a")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
-from orchestrator.policy.policy import why
+from orchestrator.policy.sentences import describe_wait
 from orchestrator.reasons import Reason
 from tests.support.marks import drawn
 from tests.support.policy_rig import Rig, groups, of, proven_nodes
@@ -21,14 +21,14 @@ S = PolicySettings()
 def test_nothing_is_sent_before_a_canary_passed() -> None:
     rig = Rig()
     assert rig.singles(1) == []
-    assert "no node has joined yet" in why(rig.policy.state, 1)
+    assert "no node has joined yet" in describe_wait(rig.policy.state, 1)
     assert rig.do(ev.NodeExpected("a", ("0",))) == []
-    assert "is being prepared" in why(rig.policy.state, 1)
+    assert "is being prepared" in describe_wait(rig.policy.state, 1)
     assert rig.do(ev.NodeJoined("a", ("0",))) == []
     assert groups(rig.canary("a")) == [("a", (1,))]
-    assert why(rig.policy.state, 1) == "attempt g0001 is in the inbox of a slot 0 with 0 others before it"
+    assert describe_wait(rig.policy.state, 1) == "attempt g0001 is in the inbox of a slot 0 with 0 others before it"
     rig.start(1)
-    assert why(rig.policy.state, 1) == "attempt g0001 runs on a slot 0"
+    assert describe_wait(rig.policy.state, 1) == "attempt g0001 runs on a slot 0"
 
 
 def test_the_longest_first_and_of_a_lower_tier_before_all_others() -> None:
@@ -68,14 +68,14 @@ def test_units_are_never_cut_and_every_shape_is_dealt_once(
         rig.node(f"n{n}", 2)
     of_unit = {s: unit for unit in units for s in unit}
     while not rig.policy.done:
-        a = next(a for a in rig.policy.outstanding() if not a.taking)
+        a = next(a for a in rig.policy.outstanding() if not a.is_being_taken)
         for unit in dict.fromkeys(of_unit[s] for s in a.shapes):
             assert set(unit) <= set(a.shapes)
         rig.do(ev.AttemptStarted(a.id, a.node, a.slot))
         for s in a.shapes:
             rig.do(ev.ShapeTuned(a.id, s))
         rig.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
-        for late in [a for a in rig.policy.outstanding() if a.taking]:
+        for late in [a for a in rig.policy.outstanding() if a.is_being_taken]:
             rig.do(ev.AttemptTaken(late.id, True))
     first = [s for _, r in rig.journal if isinstance(r, ev.Send) for s in r.shapes]
     assert set(first) == set(of_unit)
@@ -127,7 +127,7 @@ def test_an_idle_slot_gets_what_waits_behind_a_busy_one() -> None:
     assert groups(rig.do(ev.AttemptTaken(last.id, True))) == [("b", last.shapes)]
     (again,) = (r for r in rig.tick() + rig.node("c") if isinstance(r, ev.TakeBack))
     rig.do(ev.AttemptTaken(again.attempt, False))
-    assert again.attempt in rig.policy.state.open, "it was claimed before"
+    assert again.attempt in rig.policy.state.open_attempts, "it was claimed before"
 
 
 def test_at_the_end_an_idle_slot_takes_the_later_half_from_the_end() -> None:
@@ -152,7 +152,7 @@ def test_nothing_is_done_twice_where_a_process_may_not_be_ended() -> None:
     for node in "bcdefgh":
         rig.node(node)
     assert all(len(rig.shape(s).attempts) <= 2 for s in range(1, 9))
-    held = [s for a in rig.policy.outstanding() if not a.taking for s in a.shapes]
+    held = [s for a in rig.policy.outstanding() if not a.is_being_taken for s in a.shapes]
     assert len(held) == len(set(held))
 
 
@@ -176,7 +176,7 @@ def test_stop_takes_back_what_waits_and_sends_nothing() -> None:
     assert [r.attempt for r in of(ev.TakeBack, out)] == [a.id for a in others]
     assert all(not rig.do(ev.AttemptTaken(a.id, True)) for a in others)
     assert rig.policy.backlog_s() == 0.0
-    assert "the run is stopped" in why(rig.policy.state, others[0].shapes[0])
+    assert "the run is stopped" in describe_wait(rig.policy.state, others[0].shapes[0])
     assert rig.tune(*first.shapes) == []
     assert rig.policy.state.stopped
 
@@ -187,7 +187,7 @@ def test_resume_waits_for_each_node_to_say_what_it_still_has() -> None:
     rig.node("a")
     a = rig.policy.outstanding()[0]
     assert rig.do(ev.Resumed(2)) == []
-    assert a.id in rig.policy.state.open
+    assert a.id in rig.policy.state.open_attempts
     rig.do(ev.AttemptTaken(a.id, True))  # it never arrived
     out = rig.do(ev.NodeJoined("a", ("0",)))
     assert [shapes for _, shapes in groups(out)] == [a.shapes]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from orchestrator.cli.app import app
-from orchestrator.controller.node_command import WorkloadLog
 from orchestrator.errors import InputError
 from orchestrator.families import get_family, grid_point, padded
+from orchestrator.machines.workload_capture import WorkloadLog
 from orchestrator.shapes.aiter_log import MXSCALE, Misses, count_misses, read_calls
 from orchestrator.shapes.model import finished
 from orchestrator.shapes.reader import read_shapes

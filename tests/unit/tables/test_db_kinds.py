@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.tables.merge import merge

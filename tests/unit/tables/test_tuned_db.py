@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.prepare import drop_tuned
+from orchestrator.controller.skipped_shapes import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape

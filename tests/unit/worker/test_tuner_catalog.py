@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import node_plan
 from orchestrator.errors import InputError
 from orchestrator.families import get_tuner
+from orchestrator.machines import node_files
 from tests.paths import ROOT
 from worker.tuners import catalog
 
@@ -23,7 +23,7 @@ Installer = Callable[..., None]
 
 
 def forget() -> None:
-    for cached in (catalog.find_tuner, catalog.recorded_tuner, node_plan.worker_code):
+    for cached in (catalog.find_tuner, catalog.recorded_tuner, node_files.worker_code):
         cached.cache_clear()
 
 
@@ -100,7 +100,7 @@ def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path, m
     put()
     package = tmp_path / "their_tuner"
     (package / "kernel.cl").write_text("one")
-    hashes = {node_plan.worker_code()[0], node_plan.worker_code("their_tuner")[0]}
+    hashes = {node_files.worker_code()[0], node_files.worker_code("their_tuner")[0]}
     (package / "kernel.cl").write_text("two")
     forget()
-    assert len({*hashes, node_plan.worker_code("their_tuner")[0]}) == 3
+    assert len({*hashes, node_files.worker_code("their_tuner")[0]}) == 3

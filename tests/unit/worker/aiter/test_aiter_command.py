@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files, plan_nodes
 from orchestrator.inventory.load import load_inventory
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_plan import NodePlan, plan_nodes
 from worker.families import FAMILIES, backend_of, legal_cells
 from worker.tuners.aiter.environment import (
     cleared_names,

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker_options import DockerOptions
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_plan import NodePlan
 from tests.support.aiterbuild import CK2, tree
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.facts import Gpu, NodeFacts, script
-from orchestrator.controller.node_plan import NodePlan, node_files, node_of, plan_lease, plan_nodes, worker_code
 from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.values import names
+from orchestrator.machines.check_script import script
+from orchestrator.machines.facts import Gpu, NodeFacts
+from orchestrator.machines.node_files import node_files, worker_code
+from orchestrator.machines.node_plan import NodePlan, node_of, plan_lease, plan_nodes
 from orchestrator.templating import data_folder, quote, render
 from tests.support.shells import check
 

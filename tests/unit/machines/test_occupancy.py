@@ -14,22 +14,18 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.inventory import check_inventory
-from orchestrator.controller import node_check
-from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, load_facts, read_facts, save_facts, script
-from orchestrator.controller.node_check import check_node, check_nodes
-from orchestrator.controller.occupancy import (
-    NodeAdmission,
-    closed_lock,
-    occupants,
-    occupants_text,
-    refuse_one_gpu_twice,
-    twice,
-    what_we_do,
-)
-from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InventoryError, LeftOutError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.machines import node_check
+from orchestrator.machines.admission import NodeAdmission
+from orchestrator.machines.check_script import ARGV, read_facts, script
+from orchestrator.machines.facts import Container, Gpu, NodeFacts, load_facts, save_facts
+from orchestrator.machines.gpu_names import gpus_with_two_names, refuse_one_gpu_twice
+from orchestrator.machines.node_check import check_node, check_nodes
+from orchestrator.machines.occupancy import closed_lock, occupants, occupants_text, what_we_do
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.support.health_kit import put, unfold
@@ -143,7 +139,7 @@ def test_ids_that_two_nodes_have(
     tmp_path: Path, nodes: tuple[str, ...], facts: tuple[NodeFacts, ...], bad: list[str]
 ) -> None:
     inventory = load(tmp_path, *nodes)
-    assert [node for node, _ in twice(inventory.nodes, dict(zip("abc", facts, strict=False)))] == bad
+    assert [node for node, _ in gpus_with_two_names(inventory.nodes, dict(zip("abc", facts, strict=False)))] == bad
 
 
 def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from orchestrator import command_hints
-from orchestrator.controller.facts import ARGV, load_facts, read_facts, save_facts, script
-from orchestrator.controller.node_check import COLUMNS, check_node, compare, unreachable
 from orchestrator.inventory.model import Node
+from orchestrator.machines.check_script import ARGV, read_facts, script
+from orchestrator.machines.facts import load_facts, save_facts
+from orchestrator.machines.node_check import COLUMNS, check_node, compare, unreachable
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.support.health_kit import unfold

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.node_plan import MAX_FILE, bring_home, unpack
+from orchestrator.machines.node_folder import MAX_FILE, bring_home, unpack
 from orchestrator.transport.local import LocalTransport
 
 NAME = "g0001-1/repro/a4w4-32-512-1024-2-0"

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import facts as facts_module
-from orchestrator.controller import node_plan
-from orchestrator.controller.facts import Gpu, NodeFacts, save_facts
-from orchestrator.controller.node_check import NodeReport, check_nodes
-from orchestrator.controller.node_plan import NodePlan, node_files
-from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import InputError, InventoryError, NoUsableNodeError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
+from orchestrator.machines import check_script
+from orchestrator.machines.facts import Gpu, NodeFacts, save_facts
+from orchestrator.machines.node_check import NodeReport, check_nodes
+from orchestrator.machines.node_files import node_files
+from orchestrator.machines.node_link import engine_of, transport_of
+from orchestrator.machines.node_plan import NodePlan, plan_nodes
 from orchestrator.transport.ssh import SshTransport
 from tests.support.workernode import node as worker_node
 from worker.device import SLOTS_ON_CORES, pin
@@ -43,7 +45,7 @@ def load(tmp_path: Path, text: str) -> Inventory:
 
 def plan(tmp_path: Path, options: str, facts: NodeFacts | None = GPUS) -> NodePlan:
     inventory = load(tmp_path, f"nodes:\n  n: {{{options}}}\n")
-    (out,) = node_plan.plan_nodes(inventory, RUN, tmp_path / "run", {"n": facts} if facts else {})
+    (out,) = plan_nodes(inventory, RUN, tmp_path / "run", {"n": facts} if facts else {})
     return out
 
 
@@ -56,8 +58,8 @@ def test_a_remote_node_takes_its_slots_from_what_it_said(tmp_path: Path) -> None
     assert p.devices["3"] == {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0", CPUS: "1-9"}
     assert p.docker is not None
     assert (p.docker.image, p.docker.devices, p.docker.network) == ("i", ("/dev/kfd", "/dev/dri"), "none")
-    assert isinstance(node_plan.transport_of(p), SshTransport)
-    assert isinstance(node_plan.engine_of(p, node_plan.transport_of(p)), DockerEngine)
+    assert isinstance(transport_of(p), SshTransport)
+    assert isinstance(engine_of(p, transport_of(p)), DockerEngine)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ VALUES = {"GF_HOST": "host-v.example.com", "GF_USER": "user-v", "GF_REGISTRY": "
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePlan:
     for name, value in VALUES.items():
         monkeypatch.setenv(name, value)
-    (out,) = node_plan.plan_nodes(load(tmp_path, PRIVATE), RUN, tmp_path / "run", {"n": GPUS})
+    (out,) = plan_nodes(load(tmp_path, PRIVATE), RUN, tmp_path / "run", {"n": GPUS})
     return out
 
 
@@ -131,7 +133,7 @@ def test_what_this_machine_lacks_for_the_tuner_is_known_before_the_run(
 ) -> None:
     """Its Python imports only what lies in a folder of ours, and AITER's usual place is ours, too."""
     place, site, python = (tmp_path / name for name in ("opt/aiter", "site", "python"))
-    monkeypatch.setattr(facts_module, "PLACES", (str(place),))
+    monkeypatch.setattr(check_script, "PLACES", (str(place),))
     python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
@@ -195,7 +197,7 @@ def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:
     save_facts(tmp_path, {"a": GPUS, "b": replace(CPU, values={})})
     (tmp_path / "nodes/c").mkdir()
     (tmp_path / "nodes/c/facts.json").write_text('{"values": {}, "gpus": [{"x": 1}], "cpu_flags": []}')
-    assert [p.slots for p in node_plan.plan_nodes(inventory, RUN, tmp_path)] == [("0", "1", "2", "3"), (), ()]
+    assert [p.slots for p in plan_nodes(inventory, RUN, tmp_path)] == [("0", "1", "2", "3"), (), ()]
     assert oct((tmp_path / "nodes/a").stat().st_mode)[-3:] == "700"
 
 

@@ -1,0 +1,50 @@
+"""The parts of a run while a controller drives it, and the settings of the controller that users cannot change.
+
+What the user asked for is in `RunConfig` (run.yaml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestrator.controller.messages import Timeouts, Watcher
+from orchestrator.inventory.model import Inventory
+from orchestrator.ledger.writer import Ledger
+from orchestrator.machines.node_plan import NodePlan
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.policy import Policy, PolicySettings
+from orchestrator.transport.base import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSettings:
+    """Settings of a controller that users cannot change."""
+
+    reach: Callable[[NodePlan], Transport] | None = None
+    """Makes the transport of a planned node. None: use the one in its inventory."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The parts of a run while a controller drives it. They are made once, and handed to whoever needs several."""
+
+    paths: RunPaths
+    config: RunConfig
+    inventory: Inventory
+    """As it was when this controller began."""
+    ledger: Ledger
+    policy: Policy
+    watcher: Watcher
+    epoch: int
+    """The number of this controller among those of the run. Nodes obey only the highest."""
+    settings: DriveSettings
+    timeouts: Timeouts
+    """Those of the settings, with the two that the user gave."""
+    mask: Callable[[str], str]
+    """Puts references (`${env:NAME}`) in place of their values, because the watcher's output may be kept."""
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        self.watcher.note(self.mask(text), bad=bad)

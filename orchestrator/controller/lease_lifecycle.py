@@ -1,0 +1,148 @@
+"""The life of one lease, and what a run knows of a pool of leases. Slurm's and Kubernetes' leases live alike.
+
+These are plain data; leased_nodes.py moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import ceil
+
+from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.shutdown import Shutdown
+from orchestrator.events import Event
+from orchestrator.leases.lease import EndCause, Lease, LeaseSource
+from orchestrator.leases.poller import PoolPoller, PoolSnapshot
+from orchestrator.ledger.ingest import Chunk
+
+LEASE_WORK_S = 600.0
+"""One more lease is worth asking for if there is this much work for each of its slots."""
+
+
+class LeasePhase(Enum):
+    """The phase of a lease.
+
+    QUEUED --the scheduler grants it--> GRANTED --its machine is checked--> NODE --we need it no more--> LEAVING
+    GRANTED --its machine cannot be used--> ENDED
+    LEAVING --its workers are stopped; we give it back--> ENDED
+    GRANTED, NODE, LEAVING --its scheduler ends it--> ENDING --the rows that it left are fetched--> ENDED
+    QUEUED --its scheduler ends it--> ENDED
+    """
+
+    QUEUED = auto()
+    GRANTED = auto()
+    NODE = auto()
+    LEAVING = auto()
+    ENDING = auto()
+    ENDED = auto()
+
+
+HELD = (LeasePhase.GRANTED, LeasePhase.NODE)
+"""Phases in which a lease works, or is about to."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeNode:
+    """A lease that is ready for work."""
+
+    driver: Callable[[], NodeDriver]
+    """Makes its driver; called in the controller's own thread."""
+    host: str
+    """The physical machine."""
+    gpus: tuple[str, ...]
+    """The id of each slot's GPU there."""
+
+
+MakeNode = Callable[[str, Lease, str], MadeNode]
+"""Checks the machine of a pool's lease and makes its node under a name; called in a thread. Raises OrchestratorError
+if the machine cannot be used."""
+
+
+@dataclass(slots=True)
+class LeaseTurn:
+    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
+
+    events: list[Event] = field(default_factory=list)
+    start: list[NodeDriver] = field(default_factory=list)
+    notes: list[tuple[str, bool]] = field(default_factory=list)
+    rows: list[tuple[str, Chunk]] = field(default_factory=list)
+    """(node, whole file from its beginning) of what ended leases left behind."""
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        self.notes.append((text, bad))
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """A pool of leases: its size, where they come from, and what is known of it."""
+
+    name: str
+    minimum: int
+    maximum: int
+    slots: int
+    """Slots of one lease."""
+    source: LeaseSource
+    time_s: float = float("inf")
+    """Time limit of a lease."""
+    poller: PoolPoller = field(init=False)
+    floor: int = field(init=False)
+    """Leases that are held at least while there is work: those to start with, until one was idle."""
+    want: int = 0
+    """Leases that the work needs now."""
+    ordered: int = 0
+    """Number of the last order to the poller."""
+    snapshot: PoolSnapshot | None = None
+    queued: tuple[Lease, ...] = ()
+    """Leases that wait, as they were reported last."""
+    failures: list[str] = field(default_factory=list)
+    """The reasons of the leases and requests in a row that came to nothing."""
+    hopeless: str = ""
+    """The last failure, if no more leases are requested."""
+    refused: str = ""
+    """The scheduler's message if it refused the last request."""
+    ask_at: float = 0.0
+    """After a refusal there is no request before this time (time.monotonic())."""
+    silence_reported: bool = False
+    """It was reported that its scheduler does not answer."""
+
+
+@dataclass(slots=True, eq=False)
+class LeaseLifecycle:
+    """The life of one lease."""
+
+    pool: Pool
+    lease: Lease
+    """Its state as the scheduler told it last."""
+    node: str = ""
+    """The name of its node, from the grant on."""
+    phase: LeasePhase = LeasePhase.QUEUED
+    is_unwanted: bool = False
+    """It is to be given back, for the reason `cause`."""
+    is_returned: bool = False
+    """Its scheduler was told to take it back."""
+    is_draining: bool = False
+    idle_since: float | None = None
+    cause: EndCause = EndCause.RELEASED
+    shutdown: Shutdown | None = None
+    shutdown_seen_at: float = 0.0
+    """The time at which its shutdown was seen to be done."""
+
+
+def leases_wanted(pools: Sequence[Pool], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
+    """Leases that each pool should hold, earlier pools filled first.
+
+    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: those of machines of our own.
+    `places`: leases that must be there whatever the backlog is, because shapes await confirmation on another machine.
+    """
+    left_s = backlog_s - other_slots * LEASE_WORK_S
+    wanted = {}
+    for pool in pools:
+        lease_s = pool.slots * LEASE_WORK_S
+        for_work = ceil(left_s / lease_s) if left_s > 0 else 0
+        count = min(pool.maximum, max(for_work, places))
+        wanted[pool.name] = count
+        left_s -= count * lease_s
+        places -= count
+    return wanted
