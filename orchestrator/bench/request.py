@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.configs.winners import FOLDER, TABLE, read_winners
+from orchestrator.configs.winners import AITER_FOLDER, TABLE, read_winners
 from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
@@ -33,7 +33,8 @@ from orchestrator.templating import data_folder
 from worker.families import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side
 from worker.text import plural
-from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileError, parse
+from worker.triton_configs.config_file import MAX_BYTES, ConfigFileError, parse_config_file
+from worker.triton_configs.resolve import CONFIGS, GEMMS
 
 TUNER = "bench"
 MAX_FILE = 4 << 20
@@ -161,11 +162,11 @@ def config_sets(words: Sequence[str]) -> dict[str, str]:
 
 
 def _text(word: str, folder: Path) -> str:
-    run = folder.parents[1] if folder.parts[-2:] == tuple(FOLDER.split("/")) else folder
-    if (run / FOLDER / TABLE).is_file():
+    run = folder.parents[1] if folder.parts[-2:] == tuple(AITER_FOLDER.split("/")) else folder
+    if (run / AITER_FOLDER / TABLE).is_file():
         won = read_winners(run)
         return _document(folder, "winners", [
-            {"kind": w.place.kind.name, "gfx": w.place.device.name, "shape": None if w.place.default else w.shape,
+            {"kind": w.place.kind.name, "gfx": w.place.device.name, "shape": None if w.place.is_default else w.shape,
              "buckets": w.values}
             for w in won
         ])  # fmt: skip
@@ -174,12 +175,12 @@ def _text(word: str, folder: Path) -> str:
     if not paths:
         raise InputError(
             f"--config-set {word}: holds neither GEMM configs of AITER ({CONFIGS}, or that folder itself) nor a"
-            f" run's {FOLDER}/{TABLE}"
+            f" run's {AITER_FOLDER}/{TABLE}"
         )
     files = {p.relative_to(configs).as_posix(): read_text(p, MAX_BYTES, InputError) for p in paths}
     try:
         for rel, text in files.items():
-            parse(text, configs / rel)
+            parse_config_file(text, configs / rel)
     except ConfigFileError as e:
         raise InputError(str(e)) from e
     return _document(folder, "files", files)

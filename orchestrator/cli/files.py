@@ -21,7 +21,7 @@ from orchestrator.paths import DEFAULT_RUNS, find_run
 from worker.text import LEVELS, plural
 
 if TYPE_CHECKING:
-    from orchestrator.configs.check import Checked as CheckedConfigs
+    from orchestrator.configs.check import CheckedChip
     from orchestrator.tables.check import Build, Checked
     from orchestrator.tables.policy import MergeRow
 
@@ -286,12 +286,14 @@ def merge_configs(
     from orchestrator.configs import merge
 
     folder = Path(run) if Path(run).is_dir() else find_run(runs, run).root
-    done = merge.merge(folder, into, engine=engine, default=allow_default, lists=shapes or [], checked=checked or [])
+    done = merge.merge_run(
+        folder, into, engine=engine, default=allow_default, lists=shapes or [], checked=checked or []
+    )
     page = Page(done.to_json())
     for c in done.changes:
         word = f"new; other buckets copied from {c.source.name}" if c.before is None else "changed"
         word = "new; every other M gets the default as before" if c.before is None and c.source == c.path else word
-        page.line(f"{merge.below(c.path, done.tree)}: {', '.join(c.won.winners)} ({word})")
+        page.line(f"{merge.path_below(c.path, done.tree)}: {', '.join(c.won.winners)} ({word})")
         page.line(*[f"  read by {', '.join(c.callers)} as well"] * bool(c.callers))
     if done.proof:
         page.line(f"proven by {done.proof}: {plural(done.lookups, 'lookup')} as planned, neighbours as before")
@@ -305,7 +307,7 @@ def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="The 
     """Take back the last merge into a tree."""
     from orchestrator.configs import merge
 
-    done = merge.undo(tree)
+    done = merge.undo_merge(tree)
     page = Page(done)
     page.line(f"the merge of {done['run']} at {done['time']} is undone")
     page.line(*(f"  {word}: {n}" for word in ("restored", "removed") for n in done[word]))
@@ -384,14 +386,14 @@ def _project(root: Path, asked: str | None) -> str:
 
 def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str, int], compiling: bool) -> Page:
     from worker.foreign.runner import ForeignCodeError
-    from worker.triton_configs.engine import EngineError
+    from worker.triton_configs.engine_package import ServingEngineError
 
     try:
         from orchestrator.configs import engine_check
 
         own = root / project
         c = engine_check.check(own if own.is_dir() else root, device, sizes, compiling=compiling, say=_say)
-    except (EngineError, ImportError, ForeignCodeError) as e:
+    except (ServingEngineError, ImportError, ForeignCodeError) as e:
         raise InputError(str(e)) from e
     findings = c["findings"]
     page = Page({**c, "findings": [asdict(f) for f in findings]}, bool(c["errors"]))
@@ -412,7 +414,7 @@ def _say(text: str) -> None:
     print(text, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr)
 
 
-def _add_chip(page: Page, c: CheckedConfigs) -> None:
+def _add_chip(page: Page, c: CheckedChip) -> None:
     compiled = {(b.path, b.bucket): b for b in c.buckets if not b.skipped}
     spilling = sum(b.spills > 0 for b in compiled.values())
     page.line(f"{c.gfx}: {plural(c.files, 'file')}, {plural(len(compiled), 'bucket')} compiled, {spilling} with spills")
@@ -457,12 +459,12 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
             f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
         )
     from orchestrator.image.build import ENGINES, EVERYTHING, TRITON, take_out
-    from worker.triton_configs.engine import EngineError, unpack
+    from worker.triton_configs.engine_package import ServingEngineError, unpack_wheel
 
     with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
         if not wheel:
             take_out(build, Path(scratch), inventory, (*TRITON, *ENGINES) if triton else EVERYTHING)
         try:
-            yield unpack(path, Path(scratch)) if wheel else Path(scratch)
-        except EngineError as e:
+            yield unpack_wheel(path, Path(scratch)) if wheel else Path(scratch)
+        except ServingEngineError as e:
             raise InputError(f"--build {build}: {e}") from e

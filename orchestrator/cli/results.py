@@ -401,7 +401,7 @@ def publish(
 
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
-    from orchestrator.configs.merge import to_publish
+    from orchestrator.configs.merge import merge_to_publish
     from orchestrator.results.export import RunFacts
     from orchestrator.tables.publish import default_branch
     from orchestrator.tables.publish import publish as make
@@ -418,7 +418,7 @@ def publish(
     runner = str(Path(python).absolute()) if "/" in python else python or sys.executable
     words = nodes if verify or inventory else None
     found = make(
-        paths, onto, model, out, RunFacts, to_publish, base=base, branch=branch, refresh=refresh, family=family,
+        paths, onto, model, out, RunFacts, merge_to_publish, base=base, branch=branch, refresh=refresh, family=family,
         title=title, e2e=e2e, python=runner if checks else "", runs=runs, verify=words, argv=sys.argv[1:],
     )  # fmt: skip
     rows = [

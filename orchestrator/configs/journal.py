@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
@@ -20,11 +20,27 @@ from orchestrator.files.write import remove_dead_temporaries, sync_folder, write
 from orchestrator.tables.journal import locked
 
 
-class Journal:
+class _MergedFile(NamedTuple):
+    """A file of a merge: its text before (None: no file), and the hash of its text after."""
+
+    name: str
+    path: Path
+    before: str | None
+    sha256_after: str
+
+    def is_foreign(self, text: str | None) -> bool:
+        """True for a text that is neither the one before the merge nor the one after it."""
+        if text == self.before:
+            return False
+        return text is None or _sha256(text) != self.sha256_after
+
+
+class MergeJournal:
     """The merges into a tree of config files, at `path`."""
 
     def __init__(self, path: Path, root: Path) -> None:
-        self.path, self.root = path, root
+        self.path = path
+        self.root = root
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -45,15 +61,15 @@ class Journal:
             return 0
 
     @contextmanager
-    def noted(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> Iterator[None]:
+    def note_and_write(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> Iterator[None]:
         """Note a merge and make its changes; whatever fails in the block takes them back. `texts`: the text before
         (None: no file) and after of each path. Raises InputError if taking back fails as well."""
         files = [
-            {"file": str(path.relative_to(self.root)), "before": before, "sha256": _sha(after)}
+            {"file": str(path.relative_to(self.root)), "before": before, "sha256": _sha256(after)}
             for path, (before, after) in texts.items()
         ]
         line = json.dumps({**entry, "files": files}, separators=(",", ":"), ensure_ascii=False)
-        write_atomic(self.path, "".join(f"{one}\n" for one in (*self._lines(), line)))
+        self._write_lines([*self._lines(), line])
         try:
             for path, (before, after) in texts.items():
                 write_atomic(path, after, like=path.stat() if before is not None else None)
@@ -81,39 +97,53 @@ class Journal:
         if not lines:
             raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
         try:
-            last = json.loads(lines[-1])
-            files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
+            merge = json.loads(lines[-1])
+            files = [
+                _MergedFile(file["file"], self.root / file["file"], file["before"], file["sha256"])
+                for file in merge["files"]
+            ]
         except (ValueError, KeyError, TypeError) as e:
             raise InputError(f"{self.path}:{len(lines)}: is damaged, so nothing is undone: {e}") from e
-        for _, path, _, _ in files:
-            remove_dead_temporaries(path)
-        texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
-        if foreign := [
-            f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"
-            for _, path, before, after in files
-            if (text := texts[path]) != before and (text is None or _sha(text) != after)
-        ]:
-            raise InputError(foreign)
-        changed = [(name, path, before) for name, path, before, _ in files if texts[path] != before]
-        for _, path, before in changed:
-            if before is None:
-                path.unlink()
-                sync_folder(path.parent)
+        for file in files:
+            remove_dead_temporaries(file.path)
+        texts = {file.path: file.path.read_text() if file.path.exists() else None for file in files}
+        changed_since = [file.path for file in files if file.is_foreign(texts[file.path])]
+        if changed_since:
+            raise InputError([
+                f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"
+                for path in changed_since
+            ])  # fmt: skip
+        restored: list[str] = []
+        removed: list[str] = []
+        for file in files:
+            if texts[file.path] == file.before:
+                continue  # the merge was cut off before it
+            if file.before is None:
+                file.path.unlink()
+                sync_folder(file.path.parent)
+                removed.append(file.name)
             else:
-                write_atomic(path, before, like=path.stat())
-        if rest := lines[:-1]:
-            write_atomic(self.path, "".join(f"{line}\n" for line in rest))
+                write_atomic(file.path, file.before, like=file.path.stat())
+                restored.append(file.name)
+        self._write_lines(lines[:-1])
+        return {
+            "run": str(merge.get("run", "")),
+            "time": str(merge.get("time", "")),
+            "restored": tuple(restored),
+            "removed": tuple(removed),
+            "left": len(lines) - 1,
+        }
+
+    def _write_lines(self, lines: Sequence[str]) -> None:
+        """Write the journal; without lines there is no file."""
+        if lines:
+            write_atomic(self.path, "".join(f"{line}\n" for line in lines))
         else:
             self.path.unlink()
-        restored, removed = (
-            tuple(name for name, _, before in changed if (before is None) is made) for made in (False, True)
-        )
-        of = {name: str(last.get(name, "")) for name in ("run", "time")}
-        return {**of, "restored": restored, "removed": removed, "left": len(rest)}
 
     def _lines(self) -> list[str]:
         return self.path.read_text().splitlines() if self.path.exists() else []
 
 
-def _sha(text: str) -> str:
+def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

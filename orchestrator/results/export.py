@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.winners import write as write_configs
+from orchestrator.configs.winners import write_winners
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.cells import cell, no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
@@ -39,7 +39,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
         write_tuned(ledger, paths)
         write_profile(ledger, paths.profile)
     if recorded_tuner(ledger.meta("tuner", "")).produces == "configs":
-        provenance["configs"] = write_configs(ledger, paths.root)
+        provenance["configs"] = write_winners(ledger, paths.root)
     write_failed(ledger, paths)
     write_atomic(paths.provenance, render(provenance) + "\n")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.configs.merge import to_publish
+from orchestrator.configs.merge import merge_to_publish
 from orchestrator.results.export import RunFacts
 from orchestrator.tables.check import Build
 from orchestrator.tables.publish import publish
@@ -62,7 +62,7 @@ def test_a_branch_of_the_real_repository_passes_aiters_own_checks(
     table = tmp_path / "mine_a4w4_blockscale_tuned_gemm.csv"
     lines = [shipped.header, faster.values(), (rows[0] | {"M": "77"}).values()]
     table.write_text("".join(",".join(line) + "\n" for line in lines))
-    found = publish([table], clone, "mine", tmp_path / "out", RunFacts, to_publish, python=str(python))
+    found = publish([table], clone, "mine", tmp_path / "out", RunFacts, merge_to_publish, python=str(python))
     assert found.ok
     assert {name: result for name, result, _ in found.checks} == {
         "`db check --build` of gemmfleet, a4w4_blockscale": "safe in this branch, over all tables that it merges",
