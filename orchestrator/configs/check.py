@@ -70,6 +70,10 @@ class CompiledBucket:
     error: str = ""
     skipped: bool = False
 
+    def finding(self, level: Level, rule: str, text: str) -> Finding:
+        """A finding on this bucket."""
+        return Finding(level, rule, self.path, self.line, text, self.bucket)
+
 
 @dataclass(slots=True)
 class CheckedChip:
@@ -217,17 +221,13 @@ def compile_bucket(root: Path, gfx: str, bucket: CompiledBucket) -> CompiledBuck
 def _compile_faults(buckets: Sequence[CompiledBucket], lds: int | None) -> Iterator[Finding]:
     """Findings on compiled buckets. `lds`: bytes that the chip has, None if unknown."""
     for bucket in buckets:
-        level: Level = "error"
         if bucket.error:
-            rule, text = "compile", f"does not compile: {bucket.error}"
+            yield bucket.finding("error", "compile", f"does not compile: {bucket.error}")
         elif lds and bucket.lds > lds:
-            rule, text = "lds", f"needs {bucket.lds:,} B of LDS, the chip has {lds:,}: it cannot be launched"
+            text = f"needs {bucket.lds:,} B of LDS, the chip has {lds:,}: it cannot be launched"
+            yield bucket.finding("error", "lds", text)
         elif bucket.spills:
-            level = "warning"
-            rule, text = "spills", f"spills {bucket.spills} registers"
-        else:
-            continue
-        yield Finding(level, rule, bucket.path, bucket.line, text, bucket.bucket)
+            yield bucket.finding("warning", "spills", f"spills {bucket.spills} registers")
 
 
 KPACK_CHIP = "gfx942"
@@ -290,7 +290,9 @@ def outliers(buckets: Mapping[str, Bucket]) -> Iterator[tuple[str, str]]:
     ODD_STEPS steps farther away than they are from each other. 35 of the 1,320 buckets of gfx950 are (e4048607a5)."""
     names = list(buckets)
     for before, name, after in zip(names, names[1:], names[2:], strict=False):
-        above, odd, below = buckets[before], buckets[name], buckets[after]
+        above = buckets[before]
+        odd = buckets[name]
+        below = buckets[after]
         between = distance(above, below)
         nearest = min(distance(odd, above), distance(odd, below))
         if nearest > between + ODD_STEPS:

@@ -68,7 +68,8 @@ class SearchTuner(ABC):
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """The node's options. ValueError for bad ones."""
-        self._raw, self._place = options, place
+        self._raw = options
+        self._place = place
         self.read_options(options)
 
     def open(self) -> dict[str, Any]:

@@ -54,11 +54,8 @@ class LookupAnswer(NamedTuple):
     fault: FileFault | None
 
 
-class FunctionName(NamedTuple):
-    """A function of an engine."""
-
-    module: str
-    name: str
+FunctionName = tuple[str, str]
+"""(module, name) of a function of an engine."""
 
 
 class EngineFunctions(NamedTuple):
@@ -75,24 +72,24 @@ _VLLM = ENGINE_MODULES["vllm"]
 _SGLANG = ENGINE_MODULES["sglang"]
 ENGINE_FUNCTIONS = {
     "vllm": EngineFunctions(
-        FunctionName("vllm.model_executor.layers.fused_moe.config", "_get_config_dtype_str"),
-        FunctionName(_VLLM.moe_lookup, "get_default_config"),
-        FunctionName(_VLLM.moe, "invoke_fused_moe_triton_kernel"),
+        ("vllm.model_executor.layers.fused_moe.config", "_get_config_dtype_str"),
+        (_VLLM.moe_lookup, "get_default_config"),
+        (_VLLM.moe, "invoke_fused_moe_triton_kernel"),
         (
-            FunctionName(_VLLM.fp8, LINEAR_LOOKUP),
-            FunctionName(_VLLM.moe_lookup, MOE_LOOKUP),
-            FunctionName("vllm.model_executor.layers.fused_moe.fused_flydsl_moe", "try_get_optimal_config"),
+            (_VLLM.fp8, LINEAR_LOOKUP),
+            (_VLLM.moe_lookup, MOE_LOOKUP),
+            ("vllm.model_executor.layers.fused_moe.fused_flydsl_moe", "try_get_optimal_config"),
         ),
     ),
     "sglang": EngineFunctions(
-        FunctionName(_SGLANG.moe_lookup, "get_config_dtype_str"),
-        FunctionName(_SGLANG.moe_lookup, "get_default_config"),
-        FunctionName(_SGLANG.moe, "invoke_fused_moe_kernel"),
+        (_SGLANG.moe_lookup, "get_config_dtype_str"),
+        (_SGLANG.moe_lookup, "get_default_config"),
+        (_SGLANG.moe, "invoke_fused_moe_kernel"),
         (
-            FunctionName(_SGLANG.fp8, LINEAR_LOOKUP),
-            FunctionName(_SGLANG.moe_lookup, MOE_LOOKUP),
-            FunctionName(_SGLANG.fp8, "get_w8a8_channelwise_fp8_configs"),
-            FunctionName("sglang.kernels.ops.gemm.int8_kernel", "get_w8a8_block_int8_configs"),
+            (_SGLANG.fp8, LINEAR_LOOKUP),
+            (_SGLANG.moe_lookup, MOE_LOOKUP),
+            (_SGLANG.fp8, "get_w8a8_channelwise_fp8_configs"),
+            ("sglang.kernels.ops.gemm.int8_kernel", "get_w8a8_block_int8_configs"),
         ),
     ),
 }
@@ -174,11 +171,11 @@ class EngineLookups:
         functions = ENGINE_FUNCTIONS[package.name]
         wanted = [functions.moe_dtype, functions.moe_default, functions.moe_launcher, *functions.lookups]
         executed = ENGINE_MODULES[package.name].executed
-        more = [function.module for function in wanted if function.module not in executed]
+        more = [module for module, _ in wanted if module not in executed]
         name = name_in_vllm(package, device).replace("_", " ")
         self.engine = load_engine(package, EngineDevice(name, self._compile_target.arch), more)
         try:
-            loaded = [inspect.unwrap(getattr(sys.modules[f.module], f.name)) for f in wanted]
+            loaded = [inspect.unwrap(getattr(sys.modules[module], function)) for module, function in wanted]
         except AttributeError as e:
             raise ServingEngineError(f"{package} is of a version that is not known: {e}") from e
         self._moe_dtype, self._moe_default, self._moe_launcher, *self._lookups = loaded

@@ -60,9 +60,11 @@ class MoeSource(EngineSource):
         if n % multiple or k % multiple:
             raise UnsupportedError(f"inter_dim and model_dim must be multiples of {multiple} here")
         block = (SCALE_BLOCK, SCALE_BLOCK) if scale == "block" else None
-        dtype, dtype_in_file = fp8_of(gfx), "fp8_w8a8"
+        dtype = fp8_of(gfx)
+        dtype_in_file = "fp8_w8a8"
         if scale == "none":
-            dtype, dtype_in_file = "bfloat16", ""
+            dtype = "bfloat16"
+            dtype_in_file = ""
         layer = Layer("moe", n, k, experts, topk, dtype_in_file, block)
         gated = flag_of(key, "use_g1u1")
         return MoeProblem(family, 1, m, n, k, dtype, scale=scale, layer=layer, gated=gated, stored=experts)
@@ -159,9 +161,10 @@ class MoeSource(EngineSource):
 
         def start_both() -> None:
             start = engine.moe.invoke_fused_moe_triton_kernel
-            x, w1, w2, scores = get("x"), get("w1"), get("w2"), get("scores")
-            start(x, w1, first_out, get("xs"), get("s1"), None, *assigned, False, topk, config, *kinds)
-            start(get("y"), w2, second_out, get("ys"), get("s2"), scores, *assigned, True, 1, config, *kinds)
+            first = (get("x"), get("w1"), first_out, get("xs"), get("s1"), None)  # it is weighted by no score
+            start(*first, *assigned, False, topk, config, *kinds)
+            second = (get("y"), get("w2"), second_out, get("ys"), get("s2"), get("scores"))
+            start(*second, *assigned, True, 1, config, *kinds)
 
         return engine.launches(self.op, start_both)
 

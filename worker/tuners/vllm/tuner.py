@@ -45,8 +45,10 @@ class EngineTuner(SearchTuner):
         options = self.read_options(self._raw)
         try:
             root = self._find_root(options)
-            device, named_by = INTERPRETED_DEVICE, ""
-            if os.environ.get("TRITON_INTERPRET") != "1":
+            if os.environ.get("TRITON_INTERPRET") == "1":
+                device = INTERPRETED_DEVICE
+                named_by = ""
+            else:
                 device, named_by = detect_device(root)
             source = _source_of_family(options.family, root, device)
             engine = source.engine()
