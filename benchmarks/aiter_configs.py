@@ -19,15 +19,16 @@ from pathlib import Path
 
 import numpy as np
 
+from worker.triton_configs.config_file import bound_of
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import ResolveError, Resolver, bound_of
+from worker.triton_configs.resolve import ResolveError, Resolver
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import KindProblem, family_of, problem_of
+from worker.tuners.aiter_triton.problem import KindProblem, family_of, problem_of
 from worker.tuners.aiter_triton.spec import tuned_kinds
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.search.model import estimate_us
-from worker.tuners.search.source import Target, known
-from worker.tuners.search.tiles import TileConfig, config_of
+from worker.tuners.search.target import Target, datasheet_target
+from worker.tuners.search.tile_config import TileConfig, tile_config
+from worker.tuners.search.time_model import estimate_us
 
 DRAWN, TRIES = 100, 3000
 FIRST = 0.08
@@ -44,7 +45,7 @@ def shipped(resolver: Resolver, gfx: str) -> Iterator[Case]:
     for name in tuned_kinds():
         kind = BY_NAME[name]
         try:
-            place = resolver.place(kind.config, kind.backend)
+            place = resolver.folder(kind.config, kind.backend)
         except ResolveError:
             continue
         stem = place.prefix + kind.config
@@ -58,7 +59,7 @@ def shipped(resolver: Resolver, gfx: str) -> Iterator[Case]:
                 key: dict[str, int | str] = {"M": m, "N": n, "K": k, **({"B": b or BATCH} if kind.batched else {})}
                 if side == "LEQ":
                     try:
-                        yield name, path.name, problem_of(name, family_of(kind), key, gfx), config_of(values)
+                        yield name, path.name, problem_of(name, family_of(kind), key, gfx), tile_config(values)
                     except UnsupportedError:
                         continue
 
@@ -72,10 +73,10 @@ def against(case: Case, target: Target, rng: random.Random) -> Matrix:
     """Traits of the shipped config (first row) and of drawn legal ones."""
     name, _, p, config = case
     kind = BY_NAME[name]
-    knobs = space.knobs(kind, target)
+    knobs = space.legal_values(kind, target)
     rows, seen = [traits(p, config, target)], set()
     for _ in range(TRIES):
-        c = config_of({k: rng.choice(v) for k, v in knobs.items()})
+        c = tile_config({k: rng.choice(v) for k, v in knobs.items()})
         x = c.knobs
         shape = (x.block_m, x.block_n, x.block_k, x.group_m, x.split_k, x.num_warps, x.num_stages)
         if shape not in seen and space.is_legal(kind, p, c, target):
@@ -113,7 +114,7 @@ def main() -> None:
     options.add_argument("--gfx", default="gfx950")
     options.add_argument("--buckets", type=int, default=500)
     args = options.parse_args()
-    rng, target = random.Random(1), known(args.gfx)
+    rng, target = random.Random(1), datasheet_target(args.gfx)
     cases = list(shipped(Resolver(args.tree, args.gfx), args.gfx))
     rng.shuffle(cases)
     cases = cases[: args.buckets]

@@ -15,9 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from worker.triton_configs.engine import FOLDERS, Device, Layer, load, locate, unpack
+from worker.triton_configs.engine_package import CONFIG_FOLDERS, EngineDevice, Layer, locate_engine, unpack_wheel
+from worker.triton_configs.serving_engine import load_engine
 
-DEVICES = (Device("NVIDIA H200", 90), Device("AMD Instinct MI300X", "gfx942"))
+DEVICES = (EngineDevice("NVIDIA H200", 90), EngineDevice("AMD Instinct MI300X", "gfx942"))
 LAYERS = (
     Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128)),
     Layer("moe", 256, 7168, e=256, topk=8, dtype="fp8_w8a8", block=(128, 128)),
@@ -26,9 +27,9 @@ LAYERS = (
 
 def cut(root: Path, folder: Path) -> list[Path]:
     """Write the files of the engine at `root` that are needed below `folder`; returns them, below its package."""
-    _, package, _ = locate(root)
+    _, package, _ = locate_engine(root)
     needed = {file for file in opened_by_loading(package) if file.is_relative_to(package)}
-    for at in FOLDERS[package.name]:
+    for at in CONFIG_FOLDERS[package.name]:
         needed |= set((package / at / "configs").rglob("*.json"))
     for file in needed:
         to = folder / file.relative_to(package.parent)
@@ -44,7 +45,7 @@ def opened_by_loading(package: Path) -> set[Path]:
     recording = [True]
     sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" and recording else None)
     for device in DEVICES:
-        engine = load(package, device)
+        engine = load_engine(package, device)
         for layer in LAYERS:
             engine.config(layer, 16)
     recording.clear()
@@ -58,6 +59,6 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         is_wheel = given.root.suffix == ".whl"
-        files = cut(unpack(given.root, Path(scratch)) if is_wheel else given.root, given.folder)
+        files = cut(unpack_wheel(given.root, Path(scratch)) if is_wheel else given.root, given.folder)
     print(*(file for file in files if file.suffix == ".py"), sep="\n")
     print(f"{len(files)} files, {sum(f.stat().st_size for f in given.folder.rglob('*.*')) / 2**20:.1f} MiB")

@@ -28,13 +28,15 @@ from tests.standins.triton_tree import make, values
 from worker.protocol import Spec, SpecShape
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name
+from worker.tuners.aiter_triton.problem import KindProblem
+from worker.tuners.aiter_triton.seeds import portable_values
 from worker.tuners.aiter_triton.source import AiterSource
-from worker.tuners.aiter_triton.space import KindProblem, portable
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
-from worker.tuners.search.measuring import NoDeviceError
-from worker.tuners.search.source import Target
-from worker.tuners.search.tiles import Space, TileConfig, config_of
+from worker.tuners.search.measuring_process import NoDeviceError
+from worker.tuners.search.space import Space
+from worker.tuners.search.target import Target
+from worker.tuners.search.tile_config import TileConfig, tile_config
 
 SHAPES = ((16, 1280, 8192), (256, 2112, 7168), (64, 7168, 2048), (512, 4096, 4096))
 """(M, N, K): projections of Llama-3-70B, DeepSeek-V3 and Qwen at decode and at a middle batch."""
@@ -59,11 +61,11 @@ def tree_for(source: Path, folder: Path, arch: str, kinds: Sequence[ConfigKind])
             shutil.copy(path, folder / "aiter" / part)
     for kind in kinds:
         try:
-            Resolver(folder, arch).place(kind.config)
+            Resolver(folder, arch).folder(kind.config)
         except ResolveError:
             theirs = Resolver(folder, "gfx950")
-            buckets = theirs.read(theirs.place(kind.config).default).buckets
-            text = json.dumps({name: portable(values, kind, arch) for name, values in buckets.items()}, indent=4)
+            buckets = theirs.read(theirs.folder(kind.config).default).buckets
+            text = json.dumps({name: portable_values(values, kind, arch) for name, values in buckets.items()}, indent=4)
             path = folder / CONFIGS / arch / "triton" / "gemm" / folder_name(kind.config) / "DEFAULT.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text + "\n")
@@ -112,7 +114,7 @@ def drawn_by(count: int) -> Any:
         rng, whole = random.Random(f"0:{group}:{p.m}"), whole_of(self, p, target)
         found: dict[object, TileConfig] = {}
         for _ in range(200 * count):
-            c = config_of({name: rng.choice(values) for name, values in whole.knobs.items()})
+            c = tile_config({name: rng.choice(values) for name, values in whole.knobs.items()})
             if len(found) < count and whole.is_legal(c):
                 found.setdefault(whole.identity(c), c)
         parts = (whole.knobs, whole.plain, whole.is_legal, whole.estimate, whole.identity)

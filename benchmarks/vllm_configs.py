@@ -34,15 +34,16 @@ import torch
 from benchmarks.figure import Figure, show
 from worker.protocol import Spec, SpecShape
 from worker.triton_configs.keys import USUAL_KEYS
-from worker.triton_configs.resolve import slower
+from worker.triton_configs.slowdown import is_slower
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.measure import SamplingPolicy, measure, rerank
 from worker.tuners.search.bucket import PointTask
-from worker.tuners.search.compiling import CompilePool
+from worker.tuners.search.compile_pool import CompilePool
 from worker.tuners.search.device_bench import DeviceBench
-from worker.tuners.search.tiles import TileConfig
+from worker.tuners.search.tile_config import TileConfig
+from worker.tuners.vllm.engine_file import RangeSearch
 from worker.tuners.vllm.source import EngineSource, LayerProblem
-from worker.tuners.vllm.tuner import EngineTuner, RangeSearch
+from worker.tuners.vllm.tuner import EngineTuner
 
 BETWEEN = (3, 6, 12, 20, 40, 80, 192, 384, 2560)
 SPACE = {
@@ -96,8 +97,8 @@ class Tuning:
         os.environ["TRITON_CACHE_DIR"] = str(self.tuner._store.compiled)
         # kernels cannot run in this process from the first search on: it compiles for a target
         self._judge = ProcessPoolExecutor(1, get_context("spawn"), open_bench, (source,))
-        assert self.tuner._measurer.opened is not None
-        self.target = self.tuner._measurer.opened.target
+        assert self.tuner._measurer.device is not None
+        self.target = self.tuner._measurer.device.target
         self.m = "token" if family == "fmoe" else "M"
 
     def tuned(self, key: Key, ms: Sequence[int], **options: Any) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def judged(t: Tuning, key: Key, documents: Sequence[Mapping[str, Any]], ms: Sequ
         row: dict[str, Any] = {"m": m, "label": label, "changed": dict(new) != dict(old)}
         if row["changed"]:
             (row["old_us"], row["old_err"]), (row["new_us"], row["new_err"]) = t.judge(beside, p, [old, new])
-            if row["old_us"] > 0 and slower(row["old_us"], row["new_us"]):
+            if row["old_us"] > 0 and is_slower(row["old_us"], row["new_us"]):
                 row["first"] = [row["old_us"], row["new_us"]]
                 (row["old_us"], _), (row["new_us"], _) = t.judge(beside, p, [old, new], 2.5, 8)
         out.append(row)
@@ -209,7 +210,7 @@ def judged(t: Tuning, key: Key, documents: Sequence[Mapping[str, Any]], ms: Sequ
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts and the geometric mean of old over new."""
     ratios = [r["old_us"] / r["new_us"] if r["changed"] and r["old_us"] > 0 else 1.0 for r in rows]
-    bad = [r for r in rows if r["changed"] and r["old_us"] > 0 and slower(r["old_us"], r["new_us"])]
+    bad = [r for r in rows if r["changed"] and r["old_us"] > 0 and is_slower(r["old_us"], r["new_us"])]
     return {
         "entries": len(rows), "slower": len(bad), "faster_5": sum(r >= 1.05 for r in ratios) / len(rows),
         "geomean": math.exp(sum(map(math.log, ratios)) / len(ratios)), "worst": min(ratios), "best": max(ratios),
@@ -237,7 +238,9 @@ def regrets(points: Mapping[str, Mapping[str, float]], documents: Sequence[Mappi
         uniform = of["uniform"]
         found["uniform"].append((regret[min(common, key=lambda c: uniform[c])], m))
         today = {point[6]: point[2] for d in documents for point in d["points"] if point[0] == m}
-        harmless = [c for c in common if not any(slower(today.get(label, math.inf), x[c]) for label, x in of.items())]
+        harmless = [
+            c for c in common if not any(is_slower(today.get(label, math.inf), x[c]) for label, x in of.items())
+        ]
         found["least"].append((min(regret.values()), m))
         found["allowed"].append((min((regret[c] for c in harmless), default=regret[name]), m))
     return {name: max(some, default=None) for name, some in found.items()}
@@ -285,7 +288,7 @@ def compiled(t: Tuning, p: LayerProblem, configs: Sequence[Mapping[str, Any]]) -
     pool: CompilePool = t.tuner._pool
     jobs = {repr(job): job for job in (t.source.job(p, config_of(c)) for c in configs)}
     begun, busy, left = time.monotonic(), 0.0, len(jobs)
-    pool.want(list(jobs.items()))
+    pool.request(list(jobs.items()))
     while left:
         done = len(pool.collect())
         left -= done

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from orchestrator.configs.winners import FOLDER, TABLE, WonFile, read_winners
+from orchestrator.configs.winners import AITER_FOLDER, TABLE, WinnerFile, read_winners
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.prepared_run import PreparedRun
 from orchestrator.controller.request import RunRequest
@@ -35,7 +35,8 @@ from orchestrator.templating import data_folder
 from worker.families import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side
 from worker.text import plural
-from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileError, parse
+from worker.triton_configs.config_file import MAX_BYTES, ConfigFileError, parse_config_file
+from worker.triton_configs.resolve import CONFIGS, GEMMS
 
 TUNER = "bench"
 MAX_FILE = 4 << 20
@@ -194,9 +195,9 @@ def config_sets(words: Sequence[str]) -> dict[str, str]:
 def _read_config_set(word: str, folder: Path) -> str:
     """The winners of a run, or the GEMM configs of an AITER, as a document for the worker."""
     run = folder
-    if folder.parts[-2:] == tuple(FOLDER.split("/")):
+    if folder.parts[-2:] == tuple(AITER_FOLDER.split("/")):
         run = folder.parents[1]
-    if (run / FOLDER / TABLE).is_file():
+    if (run / AITER_FOLDER / TABLE).is_file():
         return _document(folder, "winners", [_describe_winners(file) for file in read_winners(run)])
     configs = folder
     if (folder / CONFIGS).is_dir():
@@ -205,22 +206,22 @@ def _read_config_set(word: str, folder: Path) -> str:
     if not paths:
         raise InputError(
             f"--config-set {word}: holds neither GEMM configs of AITER ({CONFIGS}, or that folder itself) nor a"
-            f" run's {FOLDER}/{TABLE}"
+            f" run's {AITER_FOLDER}/{TABLE}"
         )
     files = {path.relative_to(configs).as_posix(): read_text(path, MAX_BYTES, InputError) for path in paths}
     try:
         for name, text in files.items():
-            parse(text, configs / name)
+            parse_config_file(text, configs / name)
     except ConfigFileError as e:
         raise InputError(str(e)) from e
     return _document(folder, "files", files)
 
 
-def _describe_winners(file: WonFile) -> dict[str, Any]:
+def _describe_winners(file: WinnerFile) -> dict[str, Any]:
     return {
         "kind": file.place.kind.name,
         "gfx": file.place.device.name,
-        "shape": None if file.place.default else file.shape,
+        "shape": None if file.place.is_default else file.shape,
         "buckets": file.values,
     }
 

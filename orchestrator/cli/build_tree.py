@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.errors import InputError
 from orchestrator.tables.aiter_build import Build
-from worker.triton_configs.engine import EngineError, unpack
+from worker.triton_configs.engine_package import ServingEngineError, unpack_wheel
 
 
 @contextmanager
@@ -48,8 +48,8 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
 
 def _unpacked(wheel: Path, scratch: Path) -> Path:
     try:
-        return unpack(wheel, scratch)
-    except EngineError as e:
+        return unpack_wheel(wheel, scratch)
+    except ServingEngineError as e:
         raise InputError(str(e)) from e
 
 

@@ -14,12 +14,13 @@ from orchestrator.cli.build_tree import opened_tree
 from orchestrator.cli.options import BuildNodesOpt, RunsOpt
 from orchestrator.command_hints import command
 from orchestrator.configs import check, merge
+from orchestrator.configs.config_tree import FileChange
 from orchestrator.errors import InputError
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from worker.foreign.runner import ForeignCodeError
 from worker.text import LEVELS, plural
-from worker.triton_configs.engine import INSTALL, EngineError
+from worker.triton_configs.engine_package import INSTALL, ServingEngineError
 
 MOST_FINDINGS = 60
 PROJECTS = ("aiter", "vllm", "sglang")
@@ -56,10 +57,12 @@ def merge_configs(
     The project's own look-up proves every file before and after; `configs undo` takes the merge back.
     """
     folder = Path(run) if Path(run).is_dir() else find_run(runs, run).root
-    merged = merge.merge(folder, into, engine=engine, default=allow_default, lists=shapes or [], checked=checked or [])
+    merged = merge.merge_run(
+        folder, into, engine=engine, default=allow_default, lists=shapes or [], checked=checked or []
+    )
     page = Page(merged.to_json())
     for change in merged.changes:
-        file = merge.below(change.path, merged.tree)
+        file = merge.path_below(change.path, merged.tree)
         page.line(f"{file}: {', '.join(change.won.winners)} ({_origin_of(change)})")
         if change.callers:
             page.line(f"  read by {', '.join(change.callers)} as well")
@@ -71,7 +74,7 @@ def merge_configs(
     return page
 
 
-def _origin_of(change: merge.Change) -> str:
+def _origin_of(change: FileChange) -> str:
     """Return where the buckets of a written file come from, beside the winners'."""
     if change.before is not None:
         return "changed"
@@ -82,7 +85,7 @@ def _origin_of(change: merge.Change) -> str:
 
 def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="The tree of the merge.")]) -> Page:
     """Take back the last merge into a tree."""
-    undone = merge.undo(tree)
+    undone = merge.undo_merge(tree)
     page = Page(undone)
     page.line(f"the merge of {undone['run']} at {undone['time']} is undone")
     for word in ("restored", "removed"):
@@ -184,7 +187,7 @@ def _check_engine(
         )
     except ImportError as e:
         raise InputError(f"the configs of {project} are checked with torch and triton ({e}): {INSTALL}") from e
-    except EngineError as e:
+    except ServingEngineError as e:
         raise InputError(str(e)) from e
     except ForeignCodeError as e:
         raise InputError(f"the code of {root} {e}") from e
@@ -207,7 +210,7 @@ def _say(text: str) -> None:
     print(text, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr)
 
 
-def _add_chip(page: Page, chip: check.Checked) -> None:
+def _add_chip(page: Page, chip: check.CheckedChip) -> None:
     """Add the findings on the configs of a chip, each with what the compiler made of its bucket."""
     compiled = {(b.path, b.bucket): b for b in chip.buckets if not b.skipped}
     spilling = sum(b.spills > 0 for b in compiled.values())

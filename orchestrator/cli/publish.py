@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.options import RunsOpt, TableFamilyOpt
-from orchestrator.configs.merge import to_publish
+from orchestrator.configs.merge import merge_to_publish
 from orchestrator.errors import InputError
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
@@ -86,7 +86,7 @@ def publish(
         verify=_nodes_words(first, inventory) if verify or inventory else None,
         argv=sys.argv[1:],
     )
-    published = publishing.publish(request, RunFacts, to_publish)
+    published = publishing.publish(request, RunFacts, merge_to_publish)
     rows = _rows(published)
     names = ("branch", "base", "commit", "title", "files", "notes", "missing", "ok")
     document = {name: getattr(published, name) for name in names}

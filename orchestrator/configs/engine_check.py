@@ -2,7 +2,7 @@
 
 An error: the engine never reads the file, fails on it, or computes wrong results with it. A warning: it is read rarely,
 spills, or serves M that are far from its keys. A note: worth a look. There is one finding a file and rule.
-Imports torch and triton.
+`engine_tree.py` merges winners into such files. Imports torch and triton.
 """
 
 from __future__ import annotations
@@ -23,20 +23,28 @@ from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton, outliers
 from worker.foreign.answer import report
 from worker.foreign.runner import call
 from worker.text import LEVELS, Finding, and_more
-from worker.triton_configs.engine import FOLDERS, OVERRIDE, EngineError, Values, locate
-from worker.triton_configs.keys import USUAL_KEYS, served
-from worker.triton_configs.resolve import ConfigFileError, read
-from worker.tuners.vllm.lookups import LINEAR, MOE, Fault, File, Lookups, Table, lookups_of
+from worker.triton_configs.config_file import ConfigFileError, read_config_file
+from worker.triton_configs.engine_package import (
+    CONFIG_FOLDERS,
+    OVERRIDE,
+    EnginePackage,
+    ServingEngineError,
+    locate_engine,
+)
+from worker.triton_configs.keys import USUAL_KEYS, ranges_served
+from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
+from worker.tuners.vllm.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
 
 FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""
 MOST_KEYS = 8
+"""Keys that a finding names."""
 CHUNK = 16
 """Files that a process looks at in a row if it does not compile: it loads the engine anew for each device."""
 LOOK_LIMITS = replace(COMPILE_LIMITS, seconds=3600)
 """All files of an engine are looked up in minutes; the rest is for a busy machine."""
-Faults = dict[Fault, list[int]]
-"""Keys of a file by what is wrong with them; none if it is wrong with the whole file."""
+WITHOUT_LAUNCHER = "int4_w4a16"
+"""The dtype whose kernel is another one, which cannot be asked here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,113 +70,177 @@ def check(
 ) -> dict[str, Any]:
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `override`: those of
     this override folder of vLLM instead. `compiling`: and compile their entries. Returns the document of `--json`.
-    Raises EngineError, ForeignCodeError."""
+    Raises ServingEngineError, ForeignCodeError."""
     env = cache_of_triton()
     if override:
         env[OVERRIDE] = str(override.absolute())
-    done = call(
+    checked = call(
         check_files, root, override, device, sizes, compiling,
         limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
-        packages=True, env=env, raises=(EngineError,), progress=say,
+        packages=True, env=env, raises=(ServingEngineError,), progress=say,
     )  # fmt: skip
-    return {
-        "project": done.project, "version": done.version, "triton": done.triton, "files": done.files,
-        "entries": len(done.compiled), "findings": done.findings, "compiled": done.compiled if compiling else {},
-        **{f"{level}s": sum(f.level == level for f in done.findings) for level in LEVELS},
-    }  # fmt: skip
+    document = {
+        "project": checked.project,
+        "version": checked.version,
+        "triton": checked.triton,
+        "files": checked.files,
+        "entries": len(checked.compiled),
+        "findings": checked.findings,
+        "compiled": checked.compiled if compiling else {},
+    }
+    levels = [finding.level for finding in checked.findings]
+    return document | {f"{level}s": levels.count(level) for level in LEVELS}
 
 
 def check_files(
     root: Path, override: Path | None, device: str | None, sizes: dict[str, int], compiling: bool
 ) -> CheckedEngine:
     """`check` itself. It runs code of the engine: call it in a process of its own."""
-    project, package, version = locate(root)
-    if override and project != "vllm":
-        raise EngineError(f"{OVERRIDE} is vLLM's, and {package} is of {project}: name a vLLM with --engine")
-    folders = [override] if override else [package / folder / "configs" for folder in FOLDERS[project]]
-    paths = (path for folder in folders for path in folder.rglob("*.json"))
-    named = [f for f in map(File.of, paths) if f and device in (None, f.device)]
-    files = [f for f in named if all(getattr(f.layer, name.lower()) == size for name, size in sizes.items())]
+    package = locate_engine(root)
+    if override and package.project != "vllm":
+        engine = f"{package.folder} is of {package.project}"
+        raise ServingEngineError(f"{OVERRIDE} is vLLM's, and {engine}: name a vLLM with --engine")
+    files = _files_to_check(package, override, device, sizes)
     if not files:
-        raise EngineError(f"{override or package} has no config file for {device or 'any device'} and that shape")
-    files.sort(key=lambda f: (f.device, f.path))
-    findings, compiled, begin = list[Finding](), dict[str, Values](), time.monotonic()
+        raise ServingEngineError(
+            f"{override or package.folder} has no config file for {device or 'any device'} and that shape"
+        )
+    findings: list[Finding] = []
+    compiled: dict[str, Values] = {}
+    start = time.monotonic()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        look_at = partial(look, package, override or package.parent, compiling)
-        looked = pool.map(look_at, files, chunksize=1 if compiling else CHUNK)
-        for n, (some, results) in enumerate(looked, 1):
-            findings += some
-            compiled |= results
+        check_one = partial(check_file, package.folder, override or package.folder.parent, compiling)
+        results = pool.map(check_one, files, chunksize=1 if compiling else CHUNK)
+        for done, (file_findings, entries) in enumerate(results, 1):
+            findings += file_findings
+            compiled |= entries
             if compiling:
-                rate = len(compiled) / (time.monotonic() - begin)
-                report(f"{n} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
+                rate = len(compiled) / (time.monotonic() - start)
+                report(f"{done} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
     if device is None and not sizes and override is None:
-        findings += _unread_folders(package, files, findings)
-    findings.sort(key=lambda f: (LEVELS.index(f.level), f.rule, f.path, f.line))
-    return CheckedEngine(project, version, triton.__version__, len(files), findings, compiled)
+        findings += _unread_folders(package.folder, files, findings)
+    findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.rule, finding.path, finding.line))
+    return CheckedEngine(package.project, package.version, triton.__version__, len(files), findings, compiled)
 
 
-def look(package: Path, top: Path, compiling: bool, file: File) -> tuple[list[Finding], dict[str, Values]]:
+def _files_to_check(
+    package: EnginePackage, override: Path | None, device: str | None, sizes: Mapping[str, int]
+) -> list[EngineConfigFile]:
+    """The config files of the override folder, or else of the package, that are of a device (None: any) and of the
+    sizes; those of one device in a row."""
+    folders = [package.folder / folder / "configs" for folder in CONFIG_FOLDERS[package.project]]
+    if override is not None:
+        folders = [override]
+    files: list[EngineConfigFile] = []
+    for folder in folders:
+        for path in folder.rglob("*.json"):
+            file = EngineConfigFile.from_path(path)
+            if file is None or device not in (None, file.device):
+                continue
+            if all(getattr(file.layer, name.lower()) == size for name, size in sizes.items()):
+                files.append(file)
+    return sorted(files, key=lambda file: (file.device, file.path))
+
+
+def check_file(
+    package: Path, top: Path, compiling: bool, file: EngineConfigFile
+) -> tuple[list[Finding], dict[str, Values]]:
     """Findings on a file, by its path below `top`, and its distinct entries with what became of them. Call it in a
     process of its own."""
-    at = str(file.path.relative_to(top))
+    shown_path = str(file.path.relative_to(top))
     try:
-        content = read(file.path)
+        content = read_config_file(file.path)
     except (ConfigFileError, OSError) as e:
-        return [Finding("error", "unreadable", at, 0, str(e))], {}
-    lookups, results = lookups_of(package, file.device), dict[str, Values]()
-    by, table, fault = lookups.ask(file)
-    faults: Faults = {f: [] for f in (fault, _lacking_keys(table)) if f}
-    if lookups.target and by in (LINEAR, MOE) and file.layer.dtype != "int4_w4a16":
-        for m, values in table.items():
-            for fault in _entry_faults(lookups, file, m, values, results, compiling):
-                faults.setdefault(fault, []).append(m)
-    if odd := list(outliers({str(m): values for m, values in table.items() if values})):
-        faults["note", "outlier", odd[0][1]] = [int(m) for m, _ in odd]
-    findings = []
-    for (level, rule, text), ms in faults.items():
+        return [Finding("error", "unreadable", shown_path, 0, str(e))], {}
+    lookups = lookups_of(package, file.device)
+    compiled: dict[str, Values] = {}
+    findings: list[Finding] = []
+    for fault, ms in _faults_by_keys(lookups, file, compiled, compiling).items():
         names = [str(m) for m in ms]
-        where = f"M = {and_more(names, MOST_KEYS)}: " if names else ""
-        findings.append(Finding(level, rule, at, content.line(names[0]) if names else 0, where + text))
-    return findings, results
+        text = f"M = {and_more(names, MOST_KEYS)}: {fault.text}" if names else fault.text
+        line = content.line_of(names[0]) if names else 0
+        findings.append(Finding(fault.level, fault.rule, shown_path, line, text))
+    return findings, compiled
 
 
-def _lacking_keys(table: Table) -> Fault | None:
-    lacking = {m: min(table, key=lambda key: abs(key - m)) for m in USUAL_KEYS if table and m not in table}
-    if not lacking:
+def _faults_by_keys(
+    lookups: EngineLookups, file: EngineConfigFile, compiled: dict[str, Values], compiling: bool
+) -> dict[FileFault, list[int]]:
+    """Faults of a file, each with the keys that have it; no keys if the whole file has it. Distinct
+    entries are added to `compiled`."""
+    answer = lookups.find_lookup(file)
+    table = answer.table
+    faults: dict[FileFault, list[int]] = {}
+    for fault in (answer.fault, _lacking_keys(table)):
+        if fault:
+            faults[fault] = []
+    can_launch = answer.lookup in (LINEAR_LOOKUP, MOE_LOOKUP) and file.layer.dtype != WITHOUT_LAUNCHER
+    if lookups.target and can_launch:
+        for m, values in table.items():
+            for fault in _entry_faults(lookups, file, m, values, compiled, compiling):
+                faults.setdefault(fault, []).append(m)
+    odd = list(outliers({str(m): values for m, values in table.items() if values}))
+    if odd:
+        _, text = odd[0]
+        faults[FileFault("note", "outlier", text)] = [int(m) for m, _ in odd]
+    return faults
+
+
+def _lacking_keys(table: Table) -> FileFault | None:
+    """The usual keys that a file lacks, by the entries that serve them. Far ones are a warning."""
+    if not table:
         return None
-    serve = {key: served(table)[key] for key in lacking.values()}
-    gets = [f"the entry of {key} serves M = {first}..{last or ''}" for key, (first, last) in serve.items()]
-    far = any(max(pair) >= FAR * min(pair) for pair in lacking.items())
-    text = f"lacks {len(lacking)} of the {len(USUAL_KEYS)} usual keys: {', '.join(gets)}"
-    return "warning" if far else "note", "keys", text
+    serving = {m: min(table, key=lambda key: abs(key - m)) for m in USUAL_KEYS if m not in table}
+    if not serving:
+        return None
+    ranges = ranges_served(table)
+    texts: list[str] = []
+    for key in dict.fromkeys(serving.values()):
+        first, last = ranges[key]
+        texts.append(f"the entry of {key} serves M = {first}..{last or ''}")
+    is_far = any(max(m, key) >= FAR * min(m, key) for m, key in serving.items())
+    text = f"lacks {len(serving)} of the {len(USUAL_KEYS)} usual keys: {', '.join(texts)}"
+    return FileFault("warning" if is_far else "note", "keys", text)
 
 
 def _entry_faults(
-    lookups: Lookups, file: File, m: int, values: Values, results: dict[str, Values], compiling: bool
-) -> Iterator[Fault]:
+    lookups: EngineLookups,
+    file: EngineConfigFile,
+    m: int,
+    values: Values,
+    compiled: dict[str, Values],
+    compiling: bool,
+) -> Iterator[FileFault]:
     try:
         key, constants = lookups.bind(file, m, values)
-        without_file, _ = lookups.bind(file, m, None)
+        key_without_file, _ = lookups.bind(file, m, None)
     except Exception as e:  # noqa: BLE001 - the engine's and Triton's own errors are of any type
-        yield "error", "refused", f"the launch fails: {type(e).__name__}: {e}"
+        yield FileFault("error", "refused", f"the launch fails: {type(e).__name__}: {e}")
         return
-    if key == without_file:
-        yield "note", "default", "the same as without a file"
-    block_k, (bn, bk) = constants["BLOCK_SIZE_K"], file.layer.block or (0, 0)
-    if bn and bk % block_k and bk < (file.layer.n if file.rest.endswith("_down") else file.layer.k):
-        text = f"wrong results: BLOCK_SIZE_K is {block_k}, and a step takes the scales of one group of {bk}"
-        yield "error", "scale group", text
-    results[key] = result = lookups.compiled(key, file, m, values) if compiling else {"status": "ok", "spills": 0}
+    if key == key_without_file:
+        yield FileFault("note", "default", "the same as without a file")
+    step = constants["BLOCK_SIZE_K"]
+    _, group = file.layer.block or (0, 0)
+    k = file.layer.n if file.is_second_product else file.layer.k
+    if group and group % step and group < k:
+        text = f"wrong results: BLOCK_SIZE_K is {step}, and a step takes the scales of one group of {group}"
+        yield FileFault("error", "scale group", text)
+    if not compiling:
+        compiled[key] = {"status": "ok", "spills": 0}
+        return
+    result = lookups.compiled(key, file, m, values)
+    compiled[key] = result
     if result["status"] != "ok":
         rule = "shared memory" if result["status"] == "unsupported" else "compile"
-        yield "error", rule, str(result["detail"])
+        yield FileFault("error", rule, str(result["detail"]))
     elif result["spills"]:
-        yield "warning", "spills", "spills registers"
+        yield FileFault("warning", "spills", "spills registers")
 
 
-def _unread_folders(package: Path, files: Sequence[File], findings: Sequence[Finding]) -> Iterator[Finding]:
-    unread = {package.parent / f.path for f in findings if f.rule in ("name", "shadowed")}
-    folders = {f.path.parent for f in files if f.path.parent.name.startswith("triton_")}
-    for folder in sorted(folders - {f.path.parent for f in files if f.path not in unread}):
+def _unread_folders(package: Path, files: Sequence[EngineConfigFile], findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Folders of one version of Triton of which no file is read."""
+    unread = {package.parent / finding.path for finding in findings if finding.rule in ("name", "shadowed")}
+    folders = {file.path.parent for file in files if file.path.parent.name.startswith("triton_")}
+    read_folders = {file.path.parent for file in files if file.path not in unread}
+    for folder in sorted(folders - read_folders):
         yield Finding("warning", "folder", str(folder.relative_to(package.parent)), 0, "none of its files is read")

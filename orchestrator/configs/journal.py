@@ -43,7 +43,7 @@ class NotedFile(NamedTuple):
         return text is None or _hash(text) != self.sha256
 
 
-class Journal:
+class MergeJournal:
     """The merges into a tree of config files, at `path`."""
 
     def __init__(self, path: Path, root: Path) -> None:
@@ -69,7 +69,7 @@ class Journal:
             return 0
 
     @contextmanager
-    def noted(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> Iterator[None]:
+    def note_and_write(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> Iterator[None]:
         """Note a merge and make its changes; whatever fails in the block takes them back. `texts`: the text before
         (None: no file) and after of each path. Raises InputError if taking back fails as well."""
         files = [

@@ -7,49 +7,59 @@ become slower, a key is missing, or the project's own function does not give wha
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator import __version__
-from orchestrator.configs import engines
-from orchestrator.configs.aiter import AiterTree, journal_of
-from orchestrator.configs.journal import Journal
-from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, WonFile, read_winners
+from orchestrator.configs import aiter_tree, engine_tree
+from orchestrator.configs.aiter_tree import AiterTree
+from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupTrial
+from orchestrator.configs.default_readers import missing_measurements
+from orchestrator.configs.engine_tree import EngineTree, open_target
+from orchestrator.configs.journal import MergeJournal
+from orchestrator.configs.winners import (
+    AITER_FOLDER,
+    ENGINE_FOLDER,
+    TABLE,
+    MeasuredShape,
+    Winner,
+    WinnerFile,
+    read_winners,
+)
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
 from orchestrator.tables.publish import ConfigPart
 from orchestrator.tables.run_folders import provenance_of
-from worker.triton_configs.resolve import CONFIGS, slower
+from worker.triton_configs.config_file import Bucket
+from worker.triton_configs.engine_package import EngineDevice
+from worker.triton_configs.resolve import CONFIGS
+from worker.triton_configs.slowdown import is_slower
 
-# the config files of a project for a chip: all that a merge has to know of the project
-Tree = AiterTree | engines.EngineTree
-_FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
+KEPT_FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
+"""Fields of a run's provenance that its journal's entry has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A file to be written. `before`: its text, None for a new file; `source`: the file whose buckets it holds;
-    `callers`: other readers of it on this chip."""
+class MergeOptions:
+    """`default`: default files of AITER may change too; then every shape that resolves to a changed bucket, of AITER's
+    lists and of `lists`, must be among the run's measurements, through every operator that is not among `checked`."""
 
-    won: WonFile
-    path: Path
-    source: Path
-    before: str | None
-    after: str
-    callers: tuple[str, ...]
+    default: bool = False
+    lists: Sequence[Path] = ()
+    checked: Sequence[str] = ()
 
 
 @dataclass(slots=True)
-class Merged:
+class MergeReport:
     """The outcome of a merge. `proof` says how the new files were proven to be read, by how many `lookups`. `notes` are
     for the user."""
 
     run: str
     tree: str
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FileChange] = field(default_factory=list)
     proof: str = ""
     lookups: int = 0
     notes: list[str] = field(default_factory=list)
@@ -57,14 +67,34 @@ class Merged:
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`."""
         changes = [
-            {"file": below(c.path, self.tree), "new": c.before is None, "buckets": list(c.won.winners),
-             "copied_from": below(c.source, self.tree), "also_read_by": c.callers}
-            for c in self.changes
-        ]  # fmt: skip
-        return {**{k: getattr(self, k) for k in ("run", "tree", "proof", "lookups", "notes")}, "changes": changes}
+            {
+                "file": path_below(change.path, self.tree),
+                "new": change.before is None,
+                "buckets": list(change.won.winners),
+                "copied_from": path_below(change.source, self.tree),
+                "also_read_by": change.callers,
+            }
+            for change in self.changes
+        ]
+        return {
+            "run": self.run,
+            "tree": self.tree,
+            "proof": self.proof,
+            "lookups": self.lookups,
+            "notes": self.notes,
+            "changes": changes,
+        }
 
 
-def merge(
+class MergeTarget(NamedTuple):
+    """The folder that a merge writes to, its journal, and the tree of each device of the winners."""
+
+    root: Path
+    journal: MergeJournal
+    trees: dict[EngineDevice, ConfigTree]
+
+
+def merge_run(
     run: Path,
     root: Path,
     *,
@@ -72,76 +102,173 @@ def merge(
     default: bool = False,
     lists: Sequence[Path] = (),
     checked: Sequence[str] = (),
-) -> Merged:
+) -> MergeReport:
     """Write the winners of a run's folder into a tree, and note it in the tree's journal.
 
-    `engine`: the vLLM that reads `root`, an override folder. `default`: default files of AITER may change too; then
-    every shape that resolves to a changed bucket, of AITER's lists and of `lists`, must be among the run's
-    measurements, through every operator that is not among `checked`. Raises InputError; the tree is then as it was.
+    `engine`: the vLLM that reads `root`, an override folder; the other options: see `MergeOptions`. Raises InputError;
+    the tree is then as it was.
     """
-    is_engine, faults = (run / OF_ENGINES / TABLE).is_file(), list[str]()
-    won = read_winners(run, OF_ENGINES if is_engine else FOLDER)
-    if (default or lists or checked) if is_engine else engine:
+    options = MergeOptions(default, lists, checked)
+    is_engine = (run / ENGINE_FOLDER / TABLE).is_file()
+    won = read_winners(run, ENGINE_FOLDER if is_engine else AITER_FOLDER)
+    has_aiter_options = bool(default or lists or checked)
+    if has_aiter_options if is_engine else engine:
         raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")
-    opened = engines.opened(root, engine) if is_engine else nullcontext(
-        (root, journal_of(root), lambda files: AiterTree(root, files[0].place.device.name))
-    )  # fmt: skip
-    with opened as (at, journal, tree_of), journal.writing():
-        out = Merged(run.name, str(at))
-        trees: dict[Any, Tree] = {
-            device: tree_of([w for w in won if w.place.device == device])
-            for device in dict.fromkeys(w.place.device for w in won)
-        }
-        for file in won:
-            tree = trees[file.place.device]
-            try:
-                change, against = _plan(tree, file, default=default)
-                if change and file.place.default and default and isinstance(tree, AiterTree):
-                    against += tree.unmeasured(file, lists, file.path.parent, checked)
-            except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
-                faults.append(f"{file.path.name}: {e}")
-            else:
-                faults += against
-                out.changes += [change] if change else []
-        if faults:
-            raise InputError(faults)
-        if not out.changes:
-            out.notes.append("every winner is in the tree already; nothing was written")
-            return out
-        asked: dict[Any, list[Any]] = {
-            device: [*tree.lookups([(c.won, c.path, c.after) for c in out.changes if c.won.place.device == device])]
-            for device, tree in trees.items()
-        }
-        buckets = [
-            {"file": below(c.path, at), "copied": below(c.source, at), "measured": {
-                name: [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in w.measured]
-                for name, w in c.won.winners.items()
-            }}
-            for c in out.changes
-        ]  # fmt: skip
-        neighbours = [*journals_of(root), *journals_of(journal.root), *journals_of(journal.root.parent)]
-        entry = {
-            "run": run.name, "number": 1 + max(j.last_number for j in neighbours), "time": utc(time.time()),
-            "gemmfleet": __version__,
-            "facts": {k: v for k, v in provenance_of(run).items() if k in _FACTS},
-            **({"checked": list(checked)} if checked else {}), "buckets": buckets,
-        }  # fmt: skip
-        with journal.noted(entry, {c.path: (c.before, c.after) for c in out.changes}):
-            trials = [trees[device].prove(some) for device, some in asked.items()]
-        out.lookups = sum(map(len, asked.values()))
-        out.proof = "; ".join(dict.fromkeys(t.how for t in trials if t.how))
-        out.notes += {f"proven by gemmfleet's own reading only: {t.why_not}" for t in trials if t.why_not}
-        out.notes += [note for t in trials for note in t.notes]
-    return out
+    with _open_merge(won, root, engine, is_engine) as target:
+        report = MergeReport(run.name, str(target.root))
+        report.changes = _plan_changes(won, target.trees, options)
+        if not report.changes:
+            report.notes.append("every winner is in the tree already; nothing was written")
+            return report
+        _write_and_prove(report, target, _journal_entry(run, root, target, report.changes, checked))
+    return report
 
 
-def journals_of(root: Path) -> list[Journal]:
+@contextmanager
+def _open_merge(won: Sequence[WinnerFile], root: Path, engine: Path | None, is_engine: bool) -> Iterator[MergeTarget]:
+    """The target of a merge, with its journal locked. Raises InputError."""
+    by_device: dict[EngineDevice, list[WinnerFile]] = {}
+    for file in won:
+        by_device.setdefault(file.place.device, []).append(file)
+    trees: dict[EngineDevice, ConfigTree] = {}
+    if not is_engine:
+        journal = aiter_tree.journal_of(root)
+        with journal.writing():
+            for device in by_device:
+                trees[device] = AiterTree(root, device.name)
+            yield MergeTarget(root, journal, trees)
+        return
+    with open_target(root, engine) as engine_target:
+        journal = engine_tree.journal_of(engine_target.root)
+        with journal.writing():
+            for device, files in by_device.items():
+                trees[device] = EngineTree(engine_target, files)
+            yield MergeTarget(engine_target.root, journal, trees)
+
+
+def _plan_changes(
+    won: Sequence[WinnerFile], trees: Mapping[EngineDevice, ConfigTree], options: MergeOptions
+) -> list[FileChange]:
+    """The files to be written; none for a file that the tree has already. Raises InputError with all faults."""
+    changes: list[FileChange] = []
+    faults: list[str] = []
+    for file in won:
+        tree = trees[file.place.device]
+        try:
+            change, against = _plan_change(tree, file, options)
+        except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
+            faults.append(f"{file.path.name}: {e}")
+            continue
+        faults += against
+        if change:
+            changes.append(change)
+    if faults:
+        raise InputError(faults)
+    return changes
+
+
+def _plan_change(tree: ConfigTree, won: WinnerFile, options: MergeOptions) -> tuple[FileChange | None, list[str]]:
+    """The change of one file, None where the tree has it already; what is against it. Raises ValueError and OSError."""
+    plan = tree.plan_file(won)
+    if plan.new == plan.old:
+        return None, []
+    if won.place.is_default and not options.default:
+        return None, [
+            f"{won.path.name}: changes a default file, which every shape without a file of its own reads; give"
+            " --allow-default after reading what is to be measured again"
+        ]
+    faults: list[str] = []
+    for name, winner in won.winners.items():
+        for row in winner.measured:
+            had = tree.bucket_for(won, plan.old, row.m)
+            gets = tree.bucket_for(won, plan.new, row.m)
+            fault = _fault_of_measurement(name, row, had, plan.old[had], gets, plan.new.get(name))
+            if fault:
+                faults.append(f"{won.path.with_name(TABLE)}:{row.line}: {fault}")
+    for finding in tree.check(won, plan):
+        faults.append(f"{plan.target.name}: {finding.bucket}: {finding.text}".replace(": :", ":"))
+    before = None
+    if plan.target == plan.source and plan.target.exists():
+        before = plan.target.read_text()
+    if won.place.is_default and isinstance(tree, AiterTree):
+        faults += missing_measurements(tree.resolver, won, options.lists, won.path.parent, options.checked)
+    return FileChange(won, plan.target, plan.source, before, plan.text, tree.readers(won)), faults
+
+
+def _fault_of_measurement(
+    name: str, row: MeasuredShape, had: str, had_values: Bucket, gets: str, new_values: Bucket | None
+) -> str:
+    """The reason why a winner does not hold at an M that it was measured at, "" if it holds. `had`, `gets`: the buckets
+    of that M today and after the merge."""
+    shape = f"M={row.m} {row.sizes}"
+    if gets != name:
+        return f"{shape} does not resolve to {name} but to {gets}"
+    if had_values not in (row.old, new_values):
+        return f"{shape}: the tree's {had} is another config than the one measured; tune again with this tree"
+    if row.old_us > 0 and is_slower(row.old_us, row.new_us):
+        where = f" in {row.caller}" if row.caller else ""
+        times = f"{row.old_us:g} -> {row.new_us:g} us"
+        return f"{shape}{where} would become slower: {times}; {name} is left as it is"
+    return ""
+
+
+def _journal_entry(
+    run: Path, root: Path, target: MergeTarget, changes: Sequence[FileChange], checked: Sequence[str]
+) -> dict[str, Any]:
+    """A merge's entry in the journal: run, number, time, provenance, and each bucket's measurements."""
+    journals = [*journals_of(root), *journals_of(target.journal.root), *journals_of(target.journal.root.parent)]
+    provenance = provenance_of(run)
+    entry: dict[str, Any] = {
+        "run": run.name,
+        "number": 1 + max(journal.last_number for journal in journals),
+        "time": utc(time.time()),
+        "gemmfleet": __version__,
+        "facts": {name: value for name, value in provenance.items() if name in KEPT_FACTS},
+    }
+    if checked:
+        entry["checked"] = list(checked)
+    entry["buckets"] = [
+        {
+            "file": path_below(change.path, target.root),
+            "copied": path_below(change.source, target.root),
+            "measured": {name: _measurements(winner) for name, winner in change.won.winners.items()},
+        }
+        for change in changes
+    ]
+    return entry
+
+
+def _measurements(winner: Winner) -> list[list[Any]]:
+    return [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
+
+
+def _write_and_prove(report: MergeReport, target: MergeTarget, entry: Mapping[str, Any]) -> None:
+    """Prove the tree as it is, write the changes, and prove them; a proof that fails takes them back."""
+    lookups = {}
+    for device, tree in target.trees.items():
+        changes = [change for change in report.changes if change.won.place.device == device]
+        lookups[device] = tree.planned_lookups(changes)
+    trials: list[LookupTrial] = []
+    texts = {change.path: (change.before, change.after) for change in report.changes}
+    with target.journal.note_and_write(entry, texts):
+        for device, planned_lookups in lookups.items():
+            trials.append(target.trees[device].prove(planned_lookups))
+    report.lookups = sum(map(len, lookups.values()))
+    report.proof = "; ".join(dict.fromkeys(trial.how for trial in trials if trial.how))
+    report.notes += {f"proven by gemmfleet's own reading only: {trial.why_not}" for trial in trials if trial.why_not}
+    for trial in trials:
+        report.notes += trial.notes
+
+
+def journals_of(root: Path) -> list[MergeJournal]:
     """The journals that a tree can have: of AITER's configs, of an override folder or package, of a vLLM in it."""
-    journals = [journal_of(root)] if (root / CONFIGS).is_dir() else []
-    return journals + [engines.journal_of(folder) for folder in (root, root / "vllm")]
+    journals: list[MergeJournal] = []
+    if (root / CONFIGS).is_dir():
+        journals.append(aiter_tree.journal_of(root))
+    return [*journals, engine_tree.journal_of(root), engine_tree.journal_of(root / "vllm")]
 
 
-def undo(root: Path) -> dict[str, Any]:
+def undo_merge(root: Path) -> dict[str, Any]:
     """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since.
 
     The number of its last merge says which of several journals is the latest. Version 0.3 wrote no numbers: those are
@@ -152,44 +279,22 @@ def undo(root: Path) -> dict[str, Any]:
         return journal.take_back()
 
 
-def to_publish(run: Path, checkout: Path) -> ConfigPart:
+def merge_to_publish(run: Path, checkout: Path) -> ConfigPart:
     """Merge a run's winners into a checkout, for `publish`. Raises InputError."""
     won = read_winners(run)
-    merged = merge(run, checkout)
-    texts = {str(c.path.relative_to(checkout)): c for c in merged.changes}
-    notes = [*merged.notes, *([f"config files: proven by {merged.proof}"] if merged.proof else [])]
-    after, buckets = {n: c.after for n, c in texts.items()}, {n: len(c.won.winners) for n, c in texts.items()}
-    return ConfigPart(after, buckets, won, notes)
+    report = merge_run(run, checkout)
+    texts: dict[str, str] = {}
+    buckets: dict[str, int] = {}
+    for change in report.changes:
+        name = str(change.path.relative_to(checkout))
+        texts[name] = change.after
+        buckets[name] = len(change.won.winners)
+    notes = list(report.notes)
+    if report.proof:
+        notes.append(f"config files: proven by {report.proof}")
+    return ConfigPart(texts, buckets, won, notes)
 
 
-def _plan(tree: Tree, won: WonFile, *, default: bool) -> tuple[Change | None, list[str]]:
-    """The change of one file, None where the tree has it already; what is against it. Raises ValueError and OSError."""
-    layout, faults = tree.lay_out(won), list[str]()
-    source, target, old, new, text = layout
-    if new == old:
-        return None, []
-    if won.place.default and not default:
-        return None, [
-            f"{won.path.name}: changes a default file, which every shape without a file of its own reads; give"
-            " --allow-default after reading what is to be measured again"
-        ]
-    for name, winner in won.winners.items():
-        for row in winner.measured:
-            shape, whom = f"M={row.m} {row.sizes}", f" in {row.caller}" if row.caller else ""
-            had, gets = (tree.bucket_for(won, buckets, row.m) for buckets in (old, new))
-            against = (
-                (gets != name, f"{shape} does not resolve to {name} but to {gets}"),
-                (old[had] not in (row.old, new.get(name)),
-                 f"{shape}: the tree's {had} is another config than the one measured; tune again with this tree"),
-                (row.old_us > 0 and slower(row.old_us, row.new_us),
-                 f"{shape}{whom} would become slower: {row.old_us:g} -> {row.new_us:g} us; {name} is left as it is"),
-            )  # fmt: skip
-            faults += [f"{won.path.with_name(TABLE)}:{row.line}: {why}" for wrong, why in against if wrong][:1]
-    faults += (f"{target.name}: {f.bucket}: {f.text}".replace(": :", ":") for f in tree.check(won, layout))
-    before = target.read_text() if target == source and target.exists() else None
-    return Change(won, target, source, before, text, tree.readers(won)), faults
-
-
-def below(path: Path, root: Path | str) -> str:
+def path_below(path: Path, root: Path | str) -> str:
     """A path as it is below a tree; whole if it is elsewhere."""
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -21,35 +21,46 @@ from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.keys import best_by_key
 from worker.families import Family
-from worker.triton_configs.engine import Device, Layer
+from worker.triton_configs.config_file import Bucket, bound_of, text_of_buckets
+from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import Bucket, bound_of, written
 
-FIELD = "triton_config"
+DOCUMENT_FIELD = "triton_config"
 """The field of a winner's row in the ledger that holds its bucket's document."""
-FOLDER = "configs/aiter"
-OF_ENGINES = "configs/vllm"
+AITER_FOLDER = "configs/aiter"
+ENGINE_FOLDER = "configs/vllm"
 TABLE = "tuned.csv"
 COLUMNS = ("file", "bucket", "shape", "M", "caller", "count", "old_us", "new_us", "err_ratio", "document")
 
 
-class Place(NamedTuple):
-    """A bucket of a file; for an engine the M that one key serves, with project, version and hash of the kernel that
-    was measured in `made`. `kind`: of AITER's files; `default`: its default file is meant."""
+class BucketPlace(NamedTuple):
+    """A bucket of a file; for an engine the M that one key serves.
+
+    `kind`: of AITER's files; `is_default`: its default file is meant. Of an engine: `key`, `first` and `last` of the
+    range, and `engine`, the project, version and hash of the kernel that was measured.
+    """
 
     file: str
     bucket: str
-    device: Device
+    device: EngineDevice
     kind: Any = None
-    default: bool = False
+    is_default: bool = False
     key: int = 0
     first: int = 0
     last: int = 0
-    made: tuple[str, ...] = ()
+    engine: tuple[str, ...] = ()
+
+    def clashes_with(self, other: BucketPlace) -> bool:
+        """True for ranges of one engine's file that overlap, or that two devices or engines measured."""
+        if not self.key or self.file != other.file or self == other:
+            return False
+        if (self.device, self.engine) != (other.device, other.engine):
+            return True
+        return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredShape:
     """One M of one shape under the old and the new config, in microseconds. `caller`: "" for the kind's wrapper, for an
     engine the routing; `count`: calls of the workload, 0 for a bound that is none of its M; `old`: the config that it
     had, and old_us -1 where that does not run; `line`: in tuned.csv; `layer`: of an engine, whose top-k is `b`."""
@@ -70,12 +81,21 @@ class Measured:
 
     @property
     def sizes(self) -> str:
-        """Its shape without M in words."""
-        return words(self.layer) if self.layer else f"{f'B={self.b} ' if self.b else ''}N={self.n} K={self.k}"
+        """Its shape without M: `B=16 N=1280 K=8192`."""
+        if self.layer:
+            return describe_layer(self.layer)
+        batch = f"B={self.b} " if self.b else ""
+        return f"{batch}N={self.n} K={self.k}"
+
+    @property
+    def is_plausible(self) -> bool:
+        """True for sizes and times that a measurement can have."""
+        has_old_time = self.old_us > 0 or self.old_us == -1
+        return has_old_time and min(self.new_us, self.m, self.n, self.k) > 0
 
 
-def words(layer: Layer) -> str:
-    """The sizes of a layer."""
+def describe_layer(layer: Layer) -> str:
+    """The sizes of a layer: `E=256 N=256 K=7168 topk=8`."""
     sizes = {"E": layer.e, "N": layer.n, "K": layer.k, "topk": layer.topk}
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size)
 
@@ -84,128 +104,182 @@ def words(layer: Layer) -> str:
 class Winner:
     """A bucket's new config with what was measured of it."""
 
-    place: Place
+    place: BucketPlace
     values: Bucket
-    measured: list[Measured] = field(default_factory=list)
+    measured: list[MeasuredShape] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class WonFile:
+class WinnerFile:
     """A file of winners by bucket. `place`: of one of them; all are of one device and kind."""
 
     path: Path
-    place: Place
+    place: BucketPlace
     winners: dict[str, Winner] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[str, Bucket]:
         """The new values by bucket."""
-        return {name: w.values for name, w in self.winners.items()}
+        return {name: winner.values for name, winner in self.winners.items()}
 
     @property
-    def rows(self) -> list[Measured]:
+    def measured(self) -> list[MeasuredShape]:
         """All measurements."""
-        return [m for w in self.winners.values() for m in w.measured]
+        return [row for winner in self.winners.values() for row in winner.measured]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers that were measured, of an engine's file."""
+        return layers_of(self.measured)
 
     @property
     def shape(self) -> tuple[int | None, int, int]:
         """(B, N, K) of the first measurement; every one's where the file is not the default."""
-        first = self.rows[0]
+        first = self.measured[0]
         return first.b, first.n, first.k
 
 
-def write(ledger: LedgerReader, root: Path) -> list[str]:
+def layers_of(measured: Iterable[MeasuredShape]) -> list[Layer]:
+    """The layers of measurements, each once."""
+    return list(dict.fromkeys(row.layer for row in measured if row.layer))
+
+
+class Decision(NamedTuple):
+    """The decision of one search on a bucket. Values {}: the bucket stays as it is."""
+
+    place: BucketPlace
+    values: Bucket
+    measured: list[MeasuredShape]
+
+
+def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
     """Write a config file for each shape with a winner, and tuned.csv naming them; what was left out, in sentences.
 
     `root`: the run's folder. Raises OSError.
     """
-    found, notes = decisions(ledger.family, ((r.key, r.row) for r in ledger.winners()))
-    is_engine, files = ledger.meta("tuner", "") == "vllm", dict[str, dict[str, Bucket]]()
-    folder = root / (OF_ENGINES if is_engine else FOLDER)
-    for p, winner in sorted(found.items(), key=lambda of: of[0].key):
-        files.setdefault(p.file, {})[str(p.key or p.bucket)] = winner.values
+    winners, notes = decide_winners(ledger.family, ((row.key, row.row) for row in ledger.winners()))
+    is_engine = ledger.meta("tuner", "") == "vllm"
+    folder = root / (ENGINE_FOLDER if is_engine else AITER_FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, dict[str, Bucket]] = {}
+    for place in sorted(winners, key=lambda place: place.key):
+        files.setdefault(place.file, {})[str(place.key or place.bucket)] = winners[place].values
     for name, buckets in files.items():
-        text = json.dumps(buckets, indent=4) + "\n" if is_engine else written(buckets)
+        text = json.dumps(buckets, indent=4) + "\n" if is_engine else text_of_buckets(buckets)
         write_atomic(folder / name, text)
-    for stale in {p.name for p in folder.glob("*.json")} - set(files):
-        (folder / stale).unlink()
-    rows = (
-        (p.file, p.bucket, r.sizes, r.m, r.caller, r.count, r.old_us, r.new_us, r.err_ratio, r.document)
-        for p, winner in found.items() for r in winner.measured
-    )  # fmt: skip
-    write_csv(folder / TABLE, COLUMNS, ([str(v) for v in row] for row in rows))
+    for path in folder.glob("*.json"):
+        if path.name not in files:  # of an earlier export
+            path.unlink()
+    lines = [_table_line(place, row) for place, winner in winners.items() for row in winner.measured]
+    write_csv(folder / TABLE, COLUMNS, lines)
     return notes
 
 
-def decisions(
+def _table_line(place: BucketPlace, row: MeasuredShape) -> list[str]:
+    """The cells of COLUMNS."""
+    cells = (
+        place.file, place.bucket, row.sizes, row.m, row.caller, row.count, row.old_us, row.new_us, row.err_ratio,
+        row.document,
+    )  # fmt: skip
+    return [str(cell) for cell in cells]
+
+
+def decide_winners(
     family: Family, rows: Iterable[tuple[Sequence[int | str], Mapping[str, Any]]]
-) -> tuple[dict[Place, Winner], list[str]]:
+) -> tuple[dict[BucketPlace, Winner], list[str]]:
     """(new values by bucket, sentences on buckets that were left out) of winners: (key, further fields) each.
 
     Rows without a document are left out. Ranges of a file that overlap stay as they are, and so do all of a file that
     two devices or engines measured.
     """
-    texts = dict.fromkeys(_with_shape(dict(zip(family.key_names, key, strict=True)), of.get(FIELD)) for key, of in rows)
-    return _decided(list(filter(None, map(_decision, texts))))
+    decisions: dict[str, Decision | None] = {}  # by document: rows of one bucket may have the same
+    for key, fields in rows:
+        text = _document_with_shape(dict(zip(family.key_names, key, strict=True)), fields.get(DOCUMENT_FIELD))
+        if text not in decisions:
+            decisions[text] = _parse_decision(text)
+    return _join_decisions([decision for decision in decisions.values() if decision is not None])
 
 
-def read_winners(run: Path, folder: str = FOLDER) -> list[WonFile]:
+def read_winners(run: Path, folder: str = AITER_FOLDER) -> list[WinnerFile]:
     """The files of a run's winners. Raises InputError with every fault by line."""
-    table, files = run / folder / TABLE, dict[str, WonFile]()
+    table = run / folder / TABLE
     if not table.is_file():
         raise InputError(
             f"{run}: holds no {folder}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner has one"
         )
-    faults, lines = Faults(table), dict[str, int]()
-    for line, _, cells in csv_records(table):
-        lines.setdefault(cells[-1], line)
-    made = [(_decision(text, line), line) for text, line in lines.items() if text not in ("", COLUMNS[-1])]
-    for decision, line in made:
+    decisions: list[Decision] = []
+    faults = Faults(table)
+    for text, line in _documents_in(table).items():
+        decision = _parse_decision(text, line)
         if decision is None:
             faults.add("does not end with the document of a winner", line=line)
+        else:
+            decisions.append(decision)
     faults.raise_as(InputError)
-    for place, winner in _decided([d for d, _ in made if d])[0].items():
-        file = files.setdefault(place.file, WonFile(table.parent / place.file, place))
+    winners, _ = _join_decisions(decisions)
+    files: dict[str, WinnerFile] = {}
+    for place, winner in winners.items():
+        file = files.setdefault(place.file, WinnerFile(table.parent / place.file, place))
         file.winners[place.bucket] = winner
     if not files:
         raise InputError(f"{table}: has no row: the run proved no winner, so there is nothing to merge")
     return list(files.values())
 
 
-Decision = tuple[Place, Bucket, list[Measured]]
+def _documents_in(table: Path) -> dict[str, int]:
+    """The documents at the ends of a table's lines, each with its first line."""
+    lines: dict[str, int] = {}
+    for line, _, cells in csv_records(table):
+        if cells[-1] not in ("", COLUMNS[-1]):
+            lines.setdefault(cells[-1], line)
+    return lines
 
 
-def _decided(made: Sequence[Decision]) -> tuple[dict[Place, Winner], list[str]]:
-    clash = {
-        p: q for p, *_ in made if p.key for q, *_ in made
-        if p.file == q.file and p != q
-        and ((p.device, p.made) != (q.device, q.made) or (p.first <= q.last and q.first <= p.last))
-    }  # fmt: skip
-    by_place: dict[Place, list[Winner]] = {}
-    for place, values, measured in made:
-        known = by_place.setdefault(place, [])
-        if (mine := next((w for w in known if w.values == values), None)) is None:
-            known.append(mine := Winner(place, values))
-        mine.measured += measured
-    notes = [
-        f"{p.file}: {p.bucket} stays as it is: {len(of)} searches decided differently (shapes that differ in more than"
-        " M, or a group that was split)"
-        for p, of in by_place.items()
-        if len(of) > 1
-    ]
-    notes += [
-        f"{p.file}: {p.bucket} stays as it is: {q.bucket} was decided as well, by another search"
-        for p, q in clash.items()
-    ]
-    out = {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values and p not in clash}
-    for winner in out.values():  # the shape's own row has its count
-        own = best_by_key(winner.measured, lambda r: (r.b, r.n, r.k, r.m, r.caller), lambda r: r.count == 0)
-        winner.measured = [own[at] for at in sorted(own)]
-    return out, notes
+def _join_decisions(decisions: Sequence[Decision]) -> tuple[dict[BucketPlace, Winner], list[str]]:
+    """(the winner of each bucket on which all searches agree, sentences on the other buckets)."""
+    by_place: dict[BucketPlace, list[Winner]] = {}
+    for place, values, measured in decisions:
+        candidates = by_place.setdefault(place, [])
+        same = next((winner for winner in candidates if winner.values == values), None)
+        if same is None:
+            same = Winner(place, values)
+            candidates.append(same)
+        same.measured += measured
+    clashes = _find_clashes([decision.place for decision in decisions])
+    winners: dict[BucketPlace, Winner] = {}
+    notes: list[str] = []
+    for place, candidates in by_place.items():
+        if len(candidates) > 1:
+            notes.append(
+                f"{place.file}: {place.bucket} stays as it is: {len(candidates)} searches decided differently (shapes"
+                " that differ in more than M, or a group that was split)"
+            )
+        elif candidates[0].values and place not in clashes:
+            winners[place] = _without_repeated_rows(candidates[0])
+    for place, other in clashes.items():
+        notes.append(
+            f"{place.file}: {place.bucket} stays as it is: {other.bucket} was decided as well, by another search"
+        )
+    return winners, notes
 
 
-def _with_shape(key: Mapping[str, int | str], text: Any) -> str:
+def _find_clashes(places: Sequence[BucketPlace]) -> dict[BucketPlace, BucketPlace]:
+    """Ranges that cannot stand in one file, each with the last that it clashes with."""
+    clashes: dict[BucketPlace, BucketPlace] = {}
+    for place in places:
+        for other in places:
+            if place.clashes_with(other):
+                clashes[place] = other
+    return clashes
+
+
+def _without_repeated_rows(winner: Winner) -> Winner:
+    """The winner with one row for each shape: the shape's own, which has its count, before one of a bound."""
+    rows = best_by_key(winner.measured, lambda r: (r.b, r.n, r.k, r.m, r.caller), lambda r: r.count == 0)
+    return Winner(winner.place, winner.values, [rows[shape] for shape in sorted(rows)])
+
+
+def _document_with_shape(key: Mapping[str, int | str], text: Any) -> str:
     """The document of a row with the (B, N, K) of its key; "" if the row has none."""
     try:
         return json.dumps({**json.loads(text), "shape": [key.get(name) for name in "BNK"]})
@@ -213,38 +287,77 @@ def _with_shape(key: Mapping[str, int | str], text: Any) -> str:
         return ""
 
 
-def _decision(text: str, line: int = 0) -> Decision | None:
-    """The decision in a document, or None if it holds no decision. Values {}: the bucket stays as it is."""
+def _parse_decision(text: str, line: int = 0) -> Decision | None:
+    """The decision in a document, or None if it holds no decision."""
     try:
         document = json.loads(text)
-        layer = Layer.of(document["layer"]) if "layer" in document else None
-        place = _range(document) if layer else _bucket(document)
-        b, n, k = (layer.topk, layer.n, layer.k) if layer else document["shape"]
-        measured = [
-            Measured(b, n, k, int(m), str(caller), int(count), float(was), float(us), float(err),
-                     dict(document["old"][int(at)]), line, text, layer)
-            for m, count, was, us, err, at, caller in document["points"]
-        ]  # fmt: skip
-        good = place.file == Path(place.file).name and place.file.endswith(".json")
-        good = good and all(min(r.new_us, r.m, r.n, r.k) > 0 and (r.old_us > 0 or r.old_us == -1) for r in measured)
-        return (place, dict(document["values"] or {}), measured) if good else None
+        if "layer" in document:
+            layer = Layer.from_document(document["layer"])
+            place = _engine_place(document)
+            shape = (layer.topk, layer.n, layer.k)
+        else:
+            layer = None
+            place = _aiter_place(document)
+            shape = document["shape"]
+        measured = [_measured_shape(point, shape, layer, document, text, line) for point in document["points"]]
+        values = dict(document["values"] or {})
+        is_file_name = place.file == Path(place.file).name and place.file.endswith(".json")
+        if not is_file_name or not all(row.is_plausible for row in measured):
+            return None
     except (ValueError, TypeError, KeyError, IndexError):
         return None
+    return Decision(place, values, measured)
 
 
-def _range(document: Mapping[str, Any]) -> Place:
-    first, last, key = (int(document[name]) for name in ("first", "last", "key"))
+def _measured_shape(
+    point: Sequence[Any], shape: Sequence[Any], layer: Layer | None, document: Mapping[str, Any], text: str, line: int
+) -> MeasuredShape:
+    """A point of a document: `[M, count, old us, new us, errRatio, place of the old values in "old", caller]`."""
+    m, count, old_us, new_us, err_ratio, old_place, caller = point
+    b, n, k = shape
+    return MeasuredShape(
+        b=b,
+        n=n,
+        k=k,
+        m=int(m),
+        caller=str(caller),
+        count=int(count),
+        old_us=float(old_us),
+        new_us=float(new_us),
+        err_ratio=float(err_ratio),
+        old=dict(document["old"][int(old_place)]),
+        line=line,
+        document=text,
+        layer=layer,
+    )
+
+
+def _engine_place(document: Mapping[str, Any]) -> BucketPlace:
+    first = int(document["first"])
+    last = int(document["last"])
+    key = int(document["key"])
     if not 1 <= first <= key <= last:
         raise ValueError
-    made = tuple(str(document[name]) for name in ("project", "version", "source"))
-    device = Device(**document["device"])
-    return Place(str(document["file"]), f"M={first}-{last}", device, None, False, key, first, last, made)
+    return BucketPlace(
+        file=str(document["file"]),
+        bucket=f"M={first}-{last}",
+        device=EngineDevice(**document["device"]),
+        key=key,
+        first=first,
+        last=last,
+        engine=tuple(str(document[name]) for name in ("project", "version", "source")),
+    )
 
 
-def _bucket(document: Mapping[str, Any]) -> Place:
-    kind, arch, default = BY_NAME[document["kind"]], str(document["arch"]), bool(document.get("default"))
-    bound_of(document["bucket"])
+def _aiter_place(document: Mapping[str, Any]) -> BucketPlace:
+    kind = BY_NAME[document["kind"]]
+    arch = str(document["arch"])
+    bucket = document["bucket"]
+    bound_of(bucket)  # raises ValueError for another text
+    is_default = bool(document.get("default"))
     b, n, k = document["shape"]
-    batch = f"-B={int(b)}" if b is not None and kind.batch_in_name else ""
-    rest = "" if default else f"{batch}-N={int(n)}-K={int(k)}"
-    return Place(f"{arch}-{kind.config}{rest}.json", document["bucket"], Device(arch, arch), kind, default)
+    suffix = ""
+    if not is_default:
+        batch = f"-B={int(b)}" if b is not None and kind.batch_in_name else ""
+        suffix = f"{batch}-N={int(n)}-K={int(k)}"
+    return BucketPlace(f"{arch}-{kind.config}{suffix}.json", bucket, EngineDevice(arch, arch), kind, is_default)

@@ -36,7 +36,7 @@ from orchestrator.transport.base import RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport
 from worker.aiter_tree.kernels import MODULES
 from worker.aiter_tree.locate import PLACES
-from worker.triton_configs.engine import FOLDERS, PARTS
+from worker.triton_configs.engine_package import CONFIG_FOLDERS, ENGINE_MODULES
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"  # the place of the tree in the image
@@ -188,8 +188,11 @@ EVERYTHING = (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in 
 TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
 # The parts of vLLM and SGLang that read config files, and the files.
 ENGINES = (
-    *(f"{m.replace('.', '/')}{end}" for p in PARTS.values() for m in p.executed for end in (".py", "/__init__.py")),
-    *(f"{project}/{folder}" for project, folders in FOLDERS.items() for folder in folders),
+    *(
+        f"{name.replace('.', '/')}{ending}"
+        for modules in ENGINE_MODULES.values() for name in modules.executed for ending in (".py", "/__init__.py")
+    ),
+    *(f"{project}/{folder}" for project, folders in CONFIG_FOLDERS.items() for folder in folders),
     "vllm/_version.py", "sglang/_version.py", "vllm/platforms/rocm.py",
 )  # fmt: skip
 # A file by which a package is found.

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.winners import write as write_configs
+from orchestrator.configs.winners import write_winners
 from orchestrator.files.cells import cell, no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
@@ -45,7 +45,7 @@ def export(results: RunResults, paths: RunPaths, provenance: Document) -> None:
         write_tuned(results, paths)
         write_profile(results, paths.profile)
     if tuner.produces == "configs":
-        provenance["configs"] = write_configs(ledger, paths.root)
+        provenance["configs"] = write_winners(ledger, paths.root)
     write_failed(results, paths)
     text = json.dumps(provenance, indent=1, ensure_ascii=False, default=str)
     write_atomic(paths.provenance, f"{text}\n")

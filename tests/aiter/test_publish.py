@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.configs.merge import to_publish
+from orchestrator.configs.merge import merge_to_publish
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.publish import PublishRequest, publish
@@ -62,7 +62,9 @@ def test_a_branch_of_the_real_repository_passes_aiters_own_checks(
     table = tmp_path / "mine_a4w4_blockscale_tuned_gemm.csv"
     lines = [shipped.header, faster.values(), (rows[0] | {"M": "77"}).values()]
     table.write_text("".join(",".join(line) + "\n" for line in lines))
-    found = publish(PublishRequest([table], clone, "mine", tmp_path / "out", python=str(python)), RunFacts, to_publish)
+    found = publish(
+        PublishRequest([table], clone, "mine", tmp_path / "out", python=str(python)), RunFacts, merge_to_publish
+    )
     assert found.ok
     assert {name: result for name, result, _ in found.checks} == {
         "`db check --build` of gemmfleet, a4w4_blockscale": "safe in this branch, over all tables that it merges",

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.configs.aiter import Call, run_trial
+from orchestrator.configs.aiter_trial import LoaderArguments, run_trial
 from orchestrator.configs.check import chips_of
 from tests.aiter.checkout import needs_checkout, take_out
-from worker.triton_configs.resolve import ResolveError, Resolver, shipped
+from worker.triton_configs.resolve import ResolveError, Resolver
+from worker.triton_configs.tree_files import list_files
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]
 NEWEST = "e4048607a5"
@@ -24,18 +25,18 @@ LAYOUTS = {
 }
 
 
-def calls_of(resolver: Resolver) -> list[tuple[Call, object]]:
+def calls_of(resolver: Resolver) -> list[tuple[LoaderArguments, object]]:
     """Calls at and around every bound for the shapes of all files and one of none, each with our answer."""
-    out: list[tuple[Call, object]] = []
+    out: list[tuple[LoaderArguments, object]] = []
     kinds: dict[str, set[tuple[int | None, int, int]]] = {}
-    files = [f for f in shipped(resolver)[0] if not f.kind.custom_suffix]
+    files = [f for f in list_files(resolver)[0] if not f.kind.custom_suffix]
     for file in files:
-        kinds.setdefault(file.kind.name, {(7, 48, 80)}).update([file.named] if file.named else [])
+        kinds.setdefault(file.kind.name, {(7, 48, 80)}).update([file.sizes] if file.sizes else [])
     for kind in {f.kind.name: f.kind for f in files}.values():
         bounds = resolver.bounds(kind)
-        backend = kind.backend if resolver.loader.backend else None
+        backend = kind.backend if resolver.loader.knows_backend else None
         for b, n, k in sorted(kinds[kind.name], key=str):
-            b = b if resolver.loader.batch and kind.batch_in_name else None
+            b = b if resolver.loader.knows_batch and kind.batch_in_name else None
             for m in sorted({m for x in bounds for m in (x - 1, x, x + 1) if m}):
                 try:
                     values: object = resolver.config_for(kind, m, n, k, b).values
@@ -52,7 +53,7 @@ def test_the_resolver_gives_what_the_real_function_gives(commit: str, tmp_path: 
     asked = 0
     for gfx in chips_of(tmp_path):
         resolver = Resolver(tmp_path, gfx)
-        assert (resolver.loader.layout, resolver.loader.backend, resolver.loader.batch) == LAYOUTS[commit]
+        assert (resolver.loader.layout, resolver.loader.knows_backend, resolver.loader.knows_batch) == LAYOUTS[commit]
         calls = calls_of(resolver)
         trial = run_trial(tmp_path, gfx, [c for c, _ in calls], alone=True)
         assert not trial.why_not

@@ -293,8 +293,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "slower-config-merged", 16, "orchestrator/configs/merge.py",
-        "and slower(row.old_us, row.new_us)",
-        "and slower(row.old_us, row.old_us)",
+        "and is_slower(row.old_us, row.new_us)",
+        "and is_slower(row.old_us, row.old_us)",
         "A Triton config is merged although a measured M becomes slower with it.",
         ("tests/unit/configs/test_merge.py",),
     ),

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.aiter import Call, Trial
-from orchestrator.configs.winners import COLUMNS, FOLDER, TABLE
+from orchestrator.configs.aiter_trial import LoaderArguments
+from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.winners import AITER_FOLDER, COLUMNS, TABLE
 from orchestrator.files.write import write_csv
 from tests.standins import triton_tree
 from worker.triton_configs.kinds import BY_NAME
@@ -68,7 +69,7 @@ def winners(
     run: Path, won: Mapping[str, Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], kind: str = "a16w16"
 ) -> Path:
     """A run's folder with winners: `won` has the buckets by file, `rows` what differs from the usual row."""
-    (run / FOLDER).mkdir(parents=True)
+    (run / AITER_FOLDER).mkdir(parents=True)
     usual: dict[str, Any] = {
         "kind": kind, "arch": "gfx950", "shape": [None, 512, 1024], "bucket": "M_LEQ_64", "caller": "", "M": 64,
         "count": 1, "old_us": 20.0, "new_us": 15.0, "err_ratio": 0.0, "old": values(32), "file": next(iter(won)),
@@ -81,18 +82,18 @@ def winners(
         row["values"] = won.get(row["file"], {}).get(row["bucket"])
         row["points"] = [[row[c] for c in ("M", "count", "old_us", "new_us", "err_ratio")] + [0, row["caller"]]]
         row["old"] = [row["old"]]
-    write_csv(run / FOLDER / TABLE, COLUMNS, (["-"] * (len(COLUMNS) - 1) + [json.dumps(row)] for row in full))
+    write_csv(run / AITER_FOLDER / TABLE, COLUMNS, (["-"] * (len(COLUMNS) - 1) + [json.dumps(row)] for row in full))
     return run
 
 
-def resolved(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = False) -> Trial:
+def resolved(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: bool = False) -> LookupTrial:
     """In place of the trial where no Triton is needed: what a fresh resolver says."""
     fresh = Resolver(root, arch)
 
-    def answer(c: Call) -> dict[str, Any]:
+    def answer(c: LoaderArguments) -> dict[str, Any]:
         buckets = fresh.read(
             fresh.file_for(*(c[name] for name in ("config_name", "N", "K", "B", "backend")))[0]
         ).buckets
         return buckets[bucket_for(buckets, c["M"], c["bounds"])]
 
-    return Trial(tuple(answer(c) for c in calls), "a stand-in")
+    return LookupTrial(tuple(answer(c) for c in calls), "a stand-in")

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from worker.triton_configs.engine import FOLDERS, PARTS, Device, load, unpack
+from worker.triton_configs.engine_package import CONFIG_FOLDERS, ENGINE_MODULES, EngineDevice, unpack_wheel
+from worker.triton_configs.serving_engine import load_engine
 
 CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
 ENGINES = {"vllm": "0.33.0", "sglang": "0.5.23"}
-H200 = Device("NVIDIA H200", 90)
-MI300X = Device("AMD Instinct MI300X", "gfx942")
-MI355X = Device("AMD Instinct MI355X", "gfx950")
+H200 = EngineDevice("NVIDIA H200", 90)
+MI300X = EngineDevice("AMD Instinct MI300X", "gfx942")
+MI355X = EngineDevice("AMD Instinct MI355X", "gfx950")
 
 
 def wheel(project: str) -> Path:
@@ -54,7 +55,7 @@ def tree(project: str) -> Path:
         if not folder.is_dir():
             half = folder.with_name(f"{folder.name}.half")
             shutil.rmtree(half, ignore_errors=True)
-            unpack(wheel(project), half)
+            unpack_wheel(wheel(project), half)
             half.rename(folder)
     return folder
 
@@ -62,11 +63,11 @@ def tree(project: str) -> Path:
 def copy(project: str, folder: Path) -> Path:
     """A tree of one's own: the files that are loaded and all configs, below `folder`."""
     root = tree(project)
-    load(root, H200)
-    executed = [Path(str(sys.modules[module].__file__)) for module in PARTS[project].executed]
+    load_engine(root, H200)
+    executed = [Path(str(sys.modules[module].__file__)) for module in ENGINE_MODULES[project].executed]
     for file in (*executed, root / project / "_version.py"):
         _copied(file, root, folder)
-    for at in FOLDERS[project]:
+    for at in CONFIG_FOLDERS[project]:
         for file in (root / project / at / "configs").rglob("*.json"):
             _copied(file, root, folder)
     return folder

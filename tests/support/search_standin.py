@@ -22,12 +22,16 @@ from worker.protocol import SpecShape
 from worker.registry import parse_options
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.compiling import CompilePool
-from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer, Ranked
-from worker.tuners.search.model import StopRules
-from worker.tuners.search.search import Search, SearchContext, ShapeTask
-from worker.tuners.search.source import CompileFacts, KernelSource, SearchOptions, Target, known
-from worker.tuners.search.tuner import KernelStore
+from worker.tuners.search.compile_pool import CompilePool
+from worker.tuners.search.kernel_store import KernelStore
+from worker.tuners.search.measuring_process import MeasuringProcess
+from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.search.messages import CandidatesRanked
+from worker.tuners.search.options import SearchOptions
+from worker.tuners.search.problem_search import ProblemSearch, SearchContext, ShapeTask
+from worker.tuners.search.ranker import StopRules
+from worker.tuners.search.source import CompileFacts, KernelSource
+from worker.tuners.search.target import Target, datasheet_target
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
 
@@ -92,12 +96,12 @@ class Timer:
 
 
 class StandIn:
-    """A bench (worker/tuners/search/measuring.py) whose candidates behave as planned, with `once` a folder only the
+    """A bench (worker/tuners/search/device_bench.py) whose candidates behave as planned, with `once` a folder only the
     first time in any process."""
 
     def __init__(self, behave: Mapping[str, str], once: str) -> None:
         self._behave, self._once = behave, once
-        self.target: Target = known(90)
+        self.target: Target = datasheet_target(90)
         self._checked: set[str] = set()
 
     def info(self) -> dict[str, Any]:
@@ -160,15 +164,16 @@ class Kit:
         self.measurer = MeasuringProcess(serve, {}, self.options.hang_s, (dict(behave), str(tmp) if once else ""))
         self.measurer.restart()
         source: KernelSource = StandInSource()
-        self.pool = CompilePool(2, source, known(90), {})
+        self.pool = CompilePool(2, source, datasheet_target(90), {})
         self.store = KernelStore(tmp, {"device": "stand-in"})
         self.messages: list[dict[str, Any]] = []
         self.context = SearchContext(
-            source, known(90), self.pool, self.measurer, self.store, self.options, Emit(self.messages.append), 0.05,
+            source, datasheet_target(90), self.pool, self.measurer, self.store, self.options,
+            Emit(self.messages.append), 0.05,
             dict.fromkeys(("inputs", "check", "measure", "compile"), 0.0), {},
         )  # fmt: skip
-        self.search: Search
-        self.ranked: Ranked | None = None
+        self.search: ProblemSearch
+        self.ranked: CandidatesRanked | None = None
 
     def close(self) -> None:
         self.pool.close()
@@ -177,15 +182,15 @@ class Kit:
     def task(self, candidates: list[Tile], problem: Problem = PROBLEM, id_: int = 1) -> ShapeTask:
         """A shape with these candidates, which are estimated alike."""
         shape = SpecShape(id_, {"M": problem.m, "N": problem.n, "K": problem.k})
-        task = self.context.task(shape, problem, candidates, us=[20.0] * len(candidates))
+        task = self.context.make_task(shape, problem, candidates, us=[20.0] * len(candidates))
         task.ranker.rules = StopRules(at_least=3, patience=2, all=task.ranker.rules.all)
         return task
 
     def run(self, candidates: list[Tile], problem: Problem = PROBLEM, task: ShapeTask | None = None) -> str:
         """Measure the candidates and rank the leaders; the name of the fastest, "" where none is right."""
-        self.search = Search(self.context, task or self.task(candidates, problem), ())
+        self.search = ProblemSearch(self.context, task or self.task(candidates, problem), ())
         self.search.measure()
-        self.ranked = self.search.ranked(self.search.leaders())
+        self.ranked = self.search.rank(self.search.leaders())
         return "" if self.ranked is None else candidates[self.ranked.indexes[self.ranked.ranking.winner]].name
 
     def rows(self, shape: int = 1) -> dict[str, dict[str, Any]]:

@@ -26,8 +26,10 @@ from worker.bench.torch_backend import TorchBackend
 from worker.families import FAMILIES
 from worker.protocol.bench import Options
 from worker.protocol.paths import AITER_ROOT_ENV
+from worker.triton_configs.config_file import spell_values
 from worker.triton_configs.kinds import BY_NAME, KINDS
-from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, lay_out, spelled
+from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver
+from worker.triton_configs.tree_files import plan_file
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
@@ -135,7 +137,7 @@ def with_configs(tree: Tree, text: str, folder: Path) -> Tree:
         files = {str(CONFIGS / rel): text for rel, text in made.get("files", {}).items()}
         for w in made.get("winners", ()):
             shape = tuple(w["shape"]) if w["shape"] else None
-            merged = lay_out(Resolver(tree.root, w["gfx"]), BY_NAME[w["kind"]], shape, w["buckets"])
+            merged = plan_file(Resolver(tree.root, w["gfx"]), BY_NAME[w["kind"]], shape, w["buckets"])
             files[str(merged.target.relative_to(tree.root))] = merged.text
         return ScratchTree.with_files(tree, folder, files, [str(p.relative_to(tree.root)) for p in here])
     except (OSError, ValueError) as e:  # ResolveError and ConfigFileError among them
@@ -151,7 +153,7 @@ def config_read(root: Path, op: str, case: Case) -> str:
         found = Resolver(root, str(arch())).config_for(kind, case.m, case.n, case.k, case.b or None)
     except (StopIteration, UnavailableError, OSError, ValueError):
         return ""
-    return f"{found.path.relative_to(root / CONFIGS)} {found.bucket} {spelled(found.values)}"
+    return f"{found.path.relative_to(root / CONFIGS)} {found.bucket} {spell_values(found.values)}"
 
 
 class Dispatch:

@@ -8,33 +8,56 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 USUAL_KEYS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 """The keys that the engines' own scripts tune."""
 
-# (first M, last M or None, values, the key that it would have)
-Segment = tuple[int, int | None, Any, int]
+
+class Segment(NamedTuple):
+    """A range of M that gets the same values. `last`: None for no end; `key`: the key that it would have."""
+
+    first: int
+    last: int | None
+    values: Any
+    key: int
+
+    def holds(self, m: int) -> bool:
+        """True for an M of the range."""
+        return self.first <= m and (self.last is None or m <= self.last)
 
 
-def served(keys: Iterable[int]) -> dict[int, tuple[int, int | None]]:
+def ranges_served(keys: Iterable[int]) -> dict[int, tuple[int, int | None]]:
     """The M that each key serves in an ascending file, (first, last); last is None for the last key. One that serves
     none is missing."""
+    ranges: dict[int, tuple[int, int | None]] = {}
     ordered = sorted(set(keys))
-    lasts = [(a + b) // 2 for a, b in itertools.pairwise(ordered)]
-    found = zip(ordered, (1, *(last + 1 for last in lasts)), (*lasts, None), strict=True)
-    return {key: (first, last) for key, first, last in found if last is None or last >= first}
+    first = 1
+    for key, next_key in itertools.pairwise(ordered):
+        last = (key + next_key) // 2
+        if last >= first:
+            ranges[key] = (first, last)
+        first = last + 1
+    if ordered:
+        ranges[ordered[-1]] = (first, None)
+    return ranges
 
 
-def written(segments: Sequence[Segment]) -> dict[int, Any]:
-    """The keys of a file, ascending, with their values, by which every M gets its segment's.
+def entries_of(segments: Sequence[Segment]) -> dict[int, Any]:
+    """The entries of a file by key, ascending, by which every M gets its segment's values.
 
     `segments` follow each other from M = 1. A segment gets its own key; where the change to the next does not lie half
     way between their keys, the last M before it and the first behind it are keys as well.
     """
-    keys = [own if first <= own and (last is None or own <= last) else first for first, last, _, own in segments]
-    found = {key: values for key, (_, _, values, _) in zip(keys, segments, strict=True)}
-    for i, ((_, last, values, _), (first, _, behind, _)) in enumerate(itertools.pairwise(segments)):
-        if values != behind and last is not None and (keys[i] + keys[i + 1]) // 2 != last:
-            found |= {last: values, first: behind}
-    return dict(sorted(found.items()))
+    entries: dict[int, Any] = {}
+    keys: list[int] = []
+    for segment in segments:
+        key = segment.key if segment.holds(segment.key) else segment.first
+        keys.append(key)
+        entries[key] = segment.values
+    for i, (segment, after) in enumerate(itertools.pairwise(segments)):
+        is_half_way = (keys[i] + keys[i + 1]) // 2 == segment.last
+        if segment.values != after.values and segment.last is not None and not is_half_way:
+            entries[segment.last] = segment.values
+            entries[after.first] = after.values
+    return dict(sorted(entries.items()))

@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks.cut_engine import DEVICES, LAYERS, cut
 from tests.support.engines import ENGINES, tree
-from worker.triton_configs.engine import load
+from worker.triton_configs.serving_engine import load_engine
 
 
 def answers(root: Path) -> Iterator[object]:
     for device in DEVICES:
-        engine = load(root, device)
+        engine = load_engine(root, device)
         for layer in LAYERS:
             yield engine.version, engine.file_name(layer), engine.table(layer), engine.source_hash(layer.op)
 

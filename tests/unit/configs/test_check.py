@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import check as checking
-from orchestrator.configs.check import Compiled, check, chips_of, lint, lint_content
+from orchestrator.configs.check import CompiledBucket, check, chips_of, lint, lint_content
 from orchestrator.errors import InputError
 from orchestrator.image import build as image
 from tests.support.config_tree import tree, values
+from worker.triton_configs.config_file import parse_config_file
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import Resolver, parse
+from worker.triton_configs.resolve import Resolver
 
 FILES = {
     "gemm/gfx950-GEMM-A16W16.json": {"M_LEQ_64": values(32), "any": values(128)},
@@ -42,13 +43,13 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
+def compiler(monkeypatch: pytest.MonkeyPatch) -> list[CompiledBucket]:
     """Configs that were given to be compiled; BLOCK_SIZE_M says what comes of it."""
-    given: list[Compiled] = []
+    given: list[CompiledBucket] = []
 
     def compile_all(
-        root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callable[[int, int], None]
-    ) -> list[Compiled]:
+        root: Path, gfx: str, buckets: Sequence[CompiledBucket], progress: Callable[[int, int], None]
+    ) -> list[CompiledBucket]:
         given.extend(buckets)
         return [replace(b, **FACTS.get(b.values["BLOCK_SIZE_M"], {"vgprs": 128})) for b in buckets]
 
@@ -61,7 +62,9 @@ def run(*args: str) -> tuple[int, str]:
     return done.exit_code, done.output + (str(done.exception) if isinstance(done.exception, InputError) else "")
 
 
-def test_every_bucket_is_compiled_for_its_last_m_and_errors_end_with_1(root: Path, compiler: list[Compiled]) -> None:
+def test_every_bucket_is_compiled_for_its_last_m_and_errors_end_with_1(
+    root: Path, compiler: list[CompiledBucket]
+) -> None:
     code, text = run(str(root), "--gfx", "gfx950", "--family", "a16w16", "--compile")
     assert code == 1
     assert [(c.bucket, c.shape) for c in compiler] == [
@@ -170,7 +173,7 @@ def without(*keys: str) -> dict[str, Any]:
 )  # fmt: skip
 def test_faults_of_a_files_content(kind: str, arch: str, document: dict[str, Any], findings: list[str]) -> None:
     bounds = (16, 31, 64) if kind == "a4w4_preshuffle" else BOUNDS
-    found = lint_content(parse(json.dumps(document)), BY_NAME[kind], bounds, arch)
+    found = lint_content(parse_config_file(json.dumps(document)), BY_NAME[kind], bounds, arch)
     assert [f"{f.level} {f.rule} {f.bucket}" for f in found] == findings
 
 

@@ -24,10 +24,10 @@ from orchestrator.errors import InputError
 from orchestrator.image.build import ENGINES
 from tests.support.engines import tree, wheel
 from worker.text import Finding
-from worker.triton_configs.engine import FOLDERS, EngineError
+from worker.triton_configs.engine_package import CONFIG_FOLDERS, ServingEngineError
 
-LINEAR, MOE = FOLDERS["vllm"]
-S_LINEAR, S_MOE = FOLDERS["sglang"]
+LINEAR, MOE = CONFIG_FOLDERS["vllm"]
+S_LINEAR, S_MOE = CONFIG_FOLDERS["sglang"]
 USUAL = {
     "BLOCK_SIZE_M": 64,
     "BLOCK_SIZE_N": 128,
@@ -238,7 +238,7 @@ def test_the_command_takes_a_wheel_or_a_tree_and_narrows(package: Path) -> None:
     assert run("--project", "vllm", "--device", "NVIDIA_H200").exit_code == 0
     with opened_tree(str(wheel("vllm")), None, triton=True) as root:
         assert len(list((root / "vllm" / MOE / "configs").glob("E=*.json"))) == 338
-    with pytest.raises(EngineError, match="has no config file for NVIDIA_H300"):
+    with pytest.raises(ServingEngineError, match="has no config file for NVIDIA_H300"):
         check(package, "NVIDIA_H300", {}, compiling=False, say=print)
 
 

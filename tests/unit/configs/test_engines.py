@@ -22,22 +22,23 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.configs import engines as merging
-from orchestrator.configs.engines import merged
-from orchestrator.configs.merge import merge, to_publish, undo
-from orchestrator.configs.winners import FIELD, OF_ENGINES, read_winners, write
+from orchestrator.configs import engine_tree as merging
+from orchestrator.configs.engine_tree import merge_segments
+from orchestrator.configs.merge import merge_run, merge_to_publish, undo_merge
+from orchestrator.configs.winners import DOCUMENT_FIELD, ENGINE_FOLDER, read_winners, write_winners
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, copy, tree
-from worker.triton_configs.engine import Device, Layer, load
-from worker.triton_configs.keys import served, written
+from worker.triton_configs.engine_package import EngineDevice, Layer
+from worker.triton_configs.keys import Segment, entries_of, ranges_served
+from worker.triton_configs.serving_engine import load_engine
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
 NAME = "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
 CONFIGS = "vllm/model_executor/layers/quantization/utils/configs"
 MOE = "vllm/model_executor/layers/fused_moe/configs"
-H100 = Device("NVIDIA H100", 90)
+H100 = EngineDevice("NVIDIA H100", 90)
 TOLD = Layer("moe", 1024, 4096, 128, 8, "fp8_w8a8")
 """A layer whose shipped file has the key `triton_version`."""
 NEW = {
@@ -57,7 +58,7 @@ def here(env: Mapping[str, str], question: Callable[..., Any], *args: Any) -> An
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "ask", here)
+    monkeypatch.setattr(merging, "ask_engine", here)
 
 
 @pytest.fixture
@@ -65,9 +66,9 @@ def root(tmp_path: Path) -> Path:
     return copy("vllm", tmp_path / "site-packages")
 
 
-def document(layer: Layer = LINEAR, device: Device = H200, **more: Any) -> dict[str, Any]:
+def document(layer: Layer = LINEAR, device: EngineDevice = H200, **more: Any) -> dict[str, Any]:
     """The document of a range as the tuner writes it: new values for M=57-80, measured at its ends and its key."""
-    engine = load(tree("vllm"), device)
+    engine = load_engine(tree("vllm"), device)
     out = {
         "project": "vllm", "version": engine.version, "source": engine.source_hash(layer.op), "layer": asdict(layer),
         "device": asdict(device), "named_by": "vllm.platforms", "file": engine.file_name(layer),
@@ -82,11 +83,11 @@ def document(layer: Layer = LINEAR, device: Device = H200, **more: Any) -> dict[
 
 def ran(run: Path, *documents: Mapping[str, Any]) -> Path:
     """A run's folder with what these documents leave."""
-    rows = [SimpleNamespace(key=(16, 2112, 7168), row={FIELD: json.dumps(d)}) for d in documents]
+    rows = [SimpleNamespace(key=(16, 2112, 7168), row={DOCUMENT_FIELD: json.dumps(d)}) for d in documents]
     family = get_family("a8w8_blockscale")
     ledger: Any = SimpleNamespace(winners=lambda: rows, meta=lambda name, default: "vllm", family=family)
     run.mkdir(exist_ok=True)
-    write(ledger, run)
+    write_winners(ledger, run)
     return run
 
 
@@ -106,7 +107,7 @@ def refused(run: Path, root: Path, **options: Any) -> str:
     """The faults of a merge that leaves all files as they were."""
     before = texts(root)
     with pytest.raises(InputError) as e:
-        merge(run, root, **options)
+        merge_run(run, root, **options)
     assert texts(root) == before
     assert not list(root.rglob(JOURNAL))
     return "\n".join(e.value.faults)
@@ -139,15 +140,15 @@ def test_the_engine_in_a_fresh_process_gives_each_m_its_config_and_undo_gives_ba
     assert json.loads(said("undo", root, "--json"))["restored"] == [f"{CONFIGS.removeprefix('vllm/')}/{NAME}"]
     assert texts(root) == before
     with pytest.raises(InputError, match="nothing to undo"):
-        undo(root)
+        undo_merge(root)
 
 
 @pytest.mark.usefixtures("near")
 def test_a_new_file_gives_the_default_where_nothing_was_proven(root: Path, tmp_path: Path) -> None:
     layer = Layer("moe", 640, 4096, 160, 8, "fp8_w8a8")
-    before, engine = texts(root), load(tree("vllm"), MI355X)
+    before, engine = texts(root), load_engine(tree("vllm"), MI355X)
     default = {m: engine.config(layer, m) for m in (1, 32, 33, 56, 81, 96, 97, 513, 129 * 160 - 1, 129 * 160, 1 << 20)}
-    done = merge(ran(tmp_path / "run", document(layer, MI355X)), root / "vllm")
+    done = merge_run(ran(tmp_path / "run", document(layer, MI355X)), root / "vllm")
     (change,) = done.changes
     assert (change.before, change.source) == (None, change.path)
     new = entries(change.path)
@@ -158,7 +159,7 @@ def test_a_new_file_gives_the_default_where_nothing_was_proven(root: Path, tmp_p
         "AMD_Instinct_MI355_OAM",
         "0x75b0",
     ]
-    assert undo(root)["removed"] == (str(change.path.relative_to(root / "vllm")),)
+    assert undo_merge(root)["removed"] == (str(change.path.relative_to(root / "vllm")),)
     assert texts(root) == before
 
 
@@ -170,17 +171,17 @@ def test_a_file_of_an_override_folder_is_whole_and_the_package_stays(
     folder, package = tmp_path / "override", texts(root)
     folder.mkdir()
     run, other = ran(tmp_path / "run", document(TOLD, H100)), document(TOLD, H100, key=8, first=7, last=10)
-    done = merge(run, folder, engine=root)
+    done = merge_run(run, folder, engine=root)
     name = document(TOLD, H100)["file"]
     assert [(c.path, c.source.parent) for c in done.changes] == [(folder / name, root / MOE)]
     shipped, written_ = json.loads(package[f"{MOE}/{name}"]), json.loads((folder / name).read_text())
     assert next(iter(written_.items())) == ("triton_version", shipped["triton_version"])
     old, new = entries(root / MOE / name), entries(folder / name)
     assert all(picked(new, m) == (NEW if 57 <= m <= 80 else picked(old, m)) for m in range(1, 20000))
-    second = merge(ran(tmp_path / "second", other), folder, engine=root)
+    second = merge_run(ran(tmp_path / "second", other), folder, engine=root)
     assert second.changes[0].source == folder / name
     assert picked(entries(folder / name), 64) == NEW == picked(entries(folder / name), 7)
-    assert (undo(folder)["left"], undo(folder)["left"]) == (1, 0)
+    assert (undo_merge(folder)["left"], undo_merge(folder)["left"]) == (1, 0)
     assert (texts(folder), texts(root)) == ({}, package)
     linear = ran(tmp_path / "linear", document())
     assert "reads it from" in refused(linear, folder, engine=root)
@@ -213,9 +214,9 @@ def test_sglang_is_told_apart_and_flags_of_aiter_are_refused(root: Path, tmp_pat
     assert "not tuned for SGLang 0.5.23: vLLM's kernel is another" in fault
     assert "--checked for AITER's" in refused(run, root, default=True)
     with pytest.raises(InputError, match="only a run of `tune --tuner aiter-triton`"):
-        to_publish(run, root)
+        merge_to_publish(run, root)
     with pytest.raises(InputError, match="nothing to undo"):
-        undo(tmp_path / "run")
+        undo_merge(tmp_path / "run")
 
 
 @pytest.mark.usefixtures("near")
@@ -229,10 +230,10 @@ def test_a_look_up_that_does_not_give_what_was_planned_takes_all_back(
         answer = here(env, question, *args)
         return [{**a, "num_warps": 3} for a in answer] if len(asked) == wrong else answer
 
-    monkeypatch.setattr(merging, "ask", stale)
+    monkeypatch.setattr(merging, "ask_engine", stale)
     wrong = 3  # facts, before, after
     with pytest.raises(InputError, match="vLLM's look-up gives other values than planned, so the files were put back"):
-        merge(run, root)
+        merge_run(run, root)
     assert texts(root) == before
     asked.clear()
     wrong = 2
@@ -244,7 +245,7 @@ import os, signal, sys
 from pathlib import Path
 from orchestrator.configs import journal, merge
 from tests.unit.configs import test_engines
-merge.engines.ask = test_engines.here
+merge.engine_tree.ask_engine = test_engines.here
 wrote, left = journal.write_atomic, [2]
 def write(path, text, **more):
     if not left[0]:
@@ -252,7 +253,7 @@ def write(path, text, **more):
     left[0] -= 1
     return wrote(path, text, **more)
 journal.write_atomic = write
-merge.merge(Path(sys.argv[1]), Path(sys.argv[2]))
+merge.merge_run(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
@@ -263,7 +264,7 @@ def test_a_merge_that_was_killed_between_two_files_is_undone(root: Path, tmp_pat
     done = subprocess.run([sys.executable, "-c", KILLED, run, root], cwd=ROOT, env={**os.environ}, check=False)
     assert done.returncode == -signal.SIGKILL
     assert len([name for name, text in texts(root).items() if text != before[name]]) == 1
-    assert len(undo(root)["restored"]) == 1
+    assert len(undo_merge(root)["restored"]) == 1
     assert texts(root) == before
 
 
@@ -279,10 +280,10 @@ def test_groups_of_a_run_are_joined_range_by_range(tmp_path: Path) -> None:
         document(wide, key=256, first=193, last=384), document(wide, key=384, first=300, last=384),
         {"layer": None}, {**document(wide), "file": "../x.json"},
     )  # fmt: skip
-    (file,) = read_winners(run, OF_ENGINES)
+    (file,) = read_winners(run, ENGINE_FOLDER)
     assert list(file.winners) == ["M=57-80"]
-    assert [(r.m, r.count, r.k) for r in file.rows] == [(m, m == 64, k) for k in (2048, 7168) for m in (57, 64, 80)]
-    assert json.loads((run / OF_ENGINES / file.path.name).read_text()) == {"64": NEW}
+    assert [(r.m, r.count, r.k) for r in file.measured] == [(m, m == 64, k) for k in (2048, 7168) for m in (57, 64, 80)]
+    assert json.loads((run / ENGINE_FOLDER / file.path.name).read_text()) == {"64": NEW}
 
 
 @pytest.mark.usefixtures("near")
@@ -290,18 +291,18 @@ def test_models_that_share_a_file_are_named_where_they_were_not_measured(root: P
     wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
     slim = Layer("moe", 256, 2048, 256, 4, "fp8_w8a8", (128, 128))
     here_too = document(slim, key=8, first=7, last=10)
-    done = merge(ran(tmp_path / "run", document(wide), document(slim), here_too), root)
+    done = merge_run(ran(tmp_path / "run", document(wide), document(slim), here_too), root)
     assert done.changes[0].callers[-1] == "NVIDIA H200 NVL"
     assert any(n.endswith("M=7-10 was not measured for E=256 N=256 K=7168 topk=8") for n in done.notes)
 
 
 def test_a_table_without_winners_is_refused_and_of_two_devices_none_wins(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no row: the run proved no winner"):
-        read_winners(ran(tmp_path / "none", document(values=None)), OF_ENGINES)
+        read_winners(ran(tmp_path / "none", document(values=None)), ENGINE_FOLDER)
     wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
-    sister = document(wide, Device("NVIDIA H200 NVL", 90), key=8, first=7, last=10)
+    sister = document(wide, EngineDevice("NVIDIA H200 NVL", 90), key=8, first=7, last=10)
     with pytest.raises(InputError, match="has no row"):
-        read_winners(ran(tmp_path / "two", document(wide), sister), OF_ENGINES)
+        read_winners(ran(tmp_path / "two", document(wide), sister), ENGINE_FOLDER)
 
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True)
@@ -314,13 +315,13 @@ def test_whatever_the_file_and_the_ranges_every_m_gets_what_was_meant(
     keys.sort()
     values = data.draw(st.lists(st.integers(0, 2), min_size=len(keys), max_size=len(keys)))
     table = {key: {"a": v} for key, v in zip(keys, values, strict=True)}
-    old = [(first, last, table[key], key) for key, (first, last) in served(keys).items()]
-    won: list[tuple[int, int, Any, int]] = []
+    old = [Segment(first, last, table[key], key) for key, (first, last) in ranges_served(keys).items()]
+    won: list[Segment] = []
     for first, more in spans:
-        if not any(first <= w[1] and w[0] <= first + more for w in won):
-            won.append((first, first + more, {"a": data.draw(st.integers(0, 3))}, first + more // 2))
-    new = written(merged(old, won))
+        if not any(first <= (w.last or 0) and w.first <= first + more for w in won):
+            won.append(Segment(first, first + more, {"a": data.draw(st.integers(0, 3))}, first + more // 2))
+    new = entries_of(merge_segments(old, won))
     assert list(new) == sorted(new)
     for m in range(1, 300):
-        mine = next((w[2] for w in won if w[0] <= m <= w[1]), None)
+        mine = next((w.values for w in won if w.holds(m)), None)
         assert picked(new, m) == (picked(table, m) if mine is None else mine)

@@ -17,11 +17,20 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.configs import aiter as merging
-from orchestrator.configs.aiter import LIST, Call, Trial, run_trial
-from orchestrator.configs.journal import Journal
-from orchestrator.configs.merge import merge, undo
-from orchestrator.configs.winners import FIELD, FOLDER, TABLE, decisions, read_winners, write
+from orchestrator.configs import aiter_tree as merging
+from orchestrator.configs.aiter_trial import LoaderArguments, run_trial
+from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.default_readers import RECHECK_LIST
+from orchestrator.configs.journal import MergeJournal
+from orchestrator.configs.merge import merge_run, undo_merge
+from orchestrator.configs.winners import (
+    AITER_FOLDER,
+    DOCUMENT_FIELD,
+    TABLE,
+    decide_winners,
+    read_winners,
+    write_winners,
+)
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape
@@ -30,7 +39,9 @@ from orchestrator.tables.run_target import check_db
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said
-from worker.triton_configs.resolve import CONFIGS, TRITON, bucket_for, laid_out, parse
+from worker.triton_configs.config_file import parse_config_file
+from worker.triton_configs.resolve import CONFIGS, TRITON, bucket_for
+from worker.triton_configs.tree_files import place_winners
 
 NAME = "gemmfleet-merges.jsonl"
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
@@ -45,11 +56,11 @@ WON_DEFAULT = {"gfx950-GEMM-A16W16.json": {"M_LEQ_64": values(16)}}
 
 
 @pytest.fixture(autouse=True)
-def trials(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Call]]:
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[LoaderArguments]]:
     """Lookups in place of a trial, which needs Triton."""
-    asked: list[Sequence[Call]] = []
+    asked: list[Sequence[LoaderArguments]] = []
 
-    def trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool) -> Trial:
+    def trial(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: bool) -> LookupTrial:
         asked.append(calls)
         return resolved(root, arch, calls)
 
@@ -67,18 +78,18 @@ def refused(run: Path, root: Path, **options: Any) -> list[str]:
     """The faults of a merge that leaves the tree as it was."""
     before = text_of(root)
     with pytest.raises(InputError) as e:
-        merge(run, root, **options)
+        merge_run(run, root, **options)
     assert text_of(root) == before
     return e.value.faults
 
 
 def test_a_new_file_holds_every_bucket_of_the_default_and_moves_no_other_m(
-    root: Path, tmp_path: Path, trials: list[Sequence[Call]]
+    root: Path, tmp_path: Path, trials: list[Sequence[LoaderArguments]]
 ) -> None:
     run = winners(tmp_path / "run", WON, [{}, {"M": 40, "count": 3}])
-    done = merge(run, root)
+    done = merge_run(run, root)
     files = text_of(root)
-    assert list(parse(files[f"gemm/{OWN}"]).document.items()) == [
+    assert list(parse_config_file(files[f"gemm/{OWN}"]).document.items()) == [
         ("M_LEQ_16", values(32)), ("M_LEQ_64", values(16)), ("M_LEQ_256", values(64)), ("any", values(128)),
     ]  # fmt: skip
     assert files[f"gemm/{OWN}"].startswith('{\n  "M_LEQ_16": {\n    "BLOCK_SIZE_M"')  # the default's indent
@@ -89,7 +100,7 @@ def test_a_new_file_holds_every_bucket_of_the_default_and_moves_no_other_m(
     assert now == after
     assert {(c["N"], c["K"]) for c in now} == {(512, 1024), (256, 1024), (513, 64)}
     assert {c["M"] for c in now} == {16, 17, 64, 65, 256, 257, 4096, 4097}
-    again = merge(run, root)
+    again = merge_run(run, root)
     assert not again.changes
     assert "in the tree already" in again.notes[0]
     assert text_of(root) == files
@@ -104,7 +115,7 @@ def test_whatever_the_file_and_the_winners_no_other_m_moves(old: dict[str, Any],
     if bucket_for(old, 513, BOUNDS) != "any":
         won.pop("any", None)
     try:
-        new = laid_out(old, won, BOUNDS)
+        new = place_winners(old, won, BOUNDS)
     except ValueError:
         assert any(b.startswith("M_GEQ") for b in old)
         return
@@ -160,20 +171,22 @@ def test_a_winner_that_does_not_hold_is_refused(
 def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, first = winners(tmp_path / "run", WON, [{}]), list[Trial]()
+    run, first = winners(tmp_path / "run", WON, [{}]), list[LookupTrial]()
 
-    def stale(root: Path, arch: str, calls: Sequence[Call], *, alone: bool) -> Trial:
+    def stale(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: bool) -> LookupTrial:
         first.append(resolved(root, arch, calls))
         return first[0]
 
     monkeypatch.setattr(merging, "run_trial", stale)
     (fault,) = refused(run, root)
     assert "gives other values than planned, so the files were put back as they were: GEMM-A16W16 M=17 N=512" in fault
-    monkeypatch.setattr(merging, "run_trial", lambda root, arch, calls, alone: Trial(tuple({} for _ in calls), "x"))
+    monkeypatch.setattr(
+        merging, "run_trial", lambda root, arch, calls, alone: LookupTrial(tuple({} for _ in calls), "x")
+    )
     (fault,) = refused(run, root)
     assert "reads this tree in another way than gemmfleet, and nothing was written" in fault
-    monkeypatch.setattr(merging, "run_trial", lambda *_, **__: Trial(why_not="no triton"))
-    done = merge(run, root)
+    monkeypatch.setattr(merging, "run_trial", lambda *_, **__: LookupTrial(why_not="no triton"))
+    done = merge_run(run, root)
     assert (done.proof, done.notes) == ("", ["proven by gemmfleet's own reading only: no triton"])
 
 
@@ -188,7 +201,7 @@ def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
 )  # fmt: skip
 def test_a_row_that_is_none(row: dict[str, Any], tmp_path: Path) -> None:
     run = winners(tmp_path / "run", WON, [{}, {"M": 40}])
-    table = run / FOLDER / TABLE
+    table = run / AITER_FOLDER / TABLE
     *head, cell = list(csv.reader(table.read_text().splitlines()))[-1]
     lines = table.read_text().splitlines()[:-1]
     text = io.StringIO()
@@ -208,11 +221,11 @@ def test_a_trial_without_a_package_says_so(root: Path) -> None:
 
 def test_a_run_without_winners_and_a_folder_without_configs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no configs/aiter/tuned\.csv"):
-        merge(tmp_path, tmp_path)
+        merge_run(tmp_path, tmp_path)
     with pytest.raises(InputError, match="has no row"):
         read_winners(winners(tmp_path / "run", WON, []))
     with pytest.raises(InputError, match="has no Triton configs of AITER"):
-        merge(winners(tmp_path / "other", WON, [{}]), tmp_path)
+        merge_run(winners(tmp_path / "other", WON, [{}]), tmp_path)
 
 
 def test_the_default_changes_on_request_and_every_reader_is_measured_again_first(root: Path, tmp_path: Path) -> None:
@@ -231,17 +244,18 @@ def test_the_default_changes_on_request_and_every_reader_is_measured_again_first
     own, fused = refused(run, root, default=True, lists=[mine])
     # 64x256x1024 has a file of its own, M = 65 another bucket
     assert "3 shapes of 3 that read M_LEQ_64 through gemm_a16w16 not measured again: 20x96x64, 33x512x1024" in own
-    todo = f"tune {run / FOLDER / LIST} with the same -O default (6 measurements, old and new), then merge that run"
+    path = run / AITER_FOLDER / RECHECK_LIST
+    todo = f"tune {path} with the same -O default (6 measurements, old and new), then merge that run"
     assert own.endswith(todo)
     assert f"through {QUANT} not measured again" in fused
     assert f"{todo} (where it cannot run, a slot's log says why; --checked {QUANT}" in fused
-    assert (run / FOLDER / LIST).read_text() == "M,N,K\n20,96,64\n33,512,1024\n64,768,128\n"
+    assert (run / AITER_FOLDER / RECHECK_LIST).read_text() == "M,N,K\n20,96,64\n33,512,1024\n64,768,128\n"
     shapes = [{"M": 64}, {"M": 33}, {"M": 64, "N": 768, "K": 128}, {"M": 20, "N": 96, "K": 64}]
     every = [{**s, "caller": c} for s in shapes for c in ("", QUANT)]
     harmful = winners(tmp_path / "harmful", WON_DEFAULT, [*every[:-1], {**every[-1], "new_us": 22.0}])
     (fault,) = refused(harmful, root, default=True, lists=[mine])
     assert f"M=20 N=96 K=64 in {QUANT} would become slower: 20 -> 22 us" in fault
-    merge(winners(tmp_path / "all", WON_DEFAULT, every), root, default=True, lists=[mine])
+    merge_run(winners(tmp_path / "all", WON_DEFAULT, every), root, default=True, lists=[mine])
     assert json.loads(text_of(root)[DEFAULT]) == SHIPPED | {"M_LEQ_16": values(32), "M_LEQ_64": values(16)}
 
 
@@ -253,38 +267,38 @@ def test_an_operator_that_the_tuner_cannot_call_is_the_users_to_check(root: Path
     (fault,) = refused(run, root, default=True, lists=[mine])
     assert f"through {CAT} not measured again: 33x512x1024" in fault
     assert fault.endswith(f"compare its 2 measurements yourself, then give --checked {CAT}")
-    assert (run / FOLDER / LIST).read_text() == "M,N,K\n", "there is nothing that the tuner could measure"
-    assert merge(run, root, default=True, lists=[mine], checked=[CAT]).changes[0].callers == (QUANT, CAT)
+    assert (run / AITER_FOLDER / RECHECK_LIST).read_text() == "M,N,K\n", "there is nothing that the tuner could measure"
+    assert merge_run(run, root, default=True, lists=[mine], checked=[CAT]).changes[0].callers == (QUANT, CAT)
     assert json.loads(text_of(root)[NAME])["checked"] == [CAT]
 
 
 def test_the_last_merge_is_taken_back_byte_by_byte(root: Path, tmp_path: Path) -> None:
     before, run = text_of(root), winners(tmp_path / "one", WON, [{}])
     (run / "provenance.json").write_text('{"run": "r1", "tuner": "aiter-triton", "argv": ["x"]}')
-    merge(run, root)
+    merge_run(run, root)
     between = text_of(root)
     line = json.loads(between[NAME])
     assert line["facts"] == {"run": "r1", "tuner": "aiter-triton"}
     assert line["buckets"][0]["measured"] == {"M_LEQ_64": [[None, 512, 1024, 64, 1, 20.0, 15.0, ""]]}
-    merge(winners(tmp_path / "two", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
-    assert undo(root)["restored"] == (str(CONFIGS / "gemm" / OWN),)
+    merge_run(winners(tmp_path / "two", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
+    assert undo_merge(root)["restored"] == (str(CONFIGS / "gemm" / OWN),)
     assert text_of(root) == between
-    last = undo(root)
+    last = undo_merge(root)
     assert (last["run"], last["removed"], last["left"]) == ("one", (str(CONFIGS / "gemm" / OWN),), 0)
     assert text_of(root) == before
     with pytest.raises(InputError, match="nothing to undo"):
-        undo(root)
+        undo_merge(root)
 
 
 def test_the_number_of_a_merge_says_which_of_two_journals_is_the_latest(root: Path, tmp_path: Path) -> None:
     before = text_of(root)
-    merge(winners(tmp_path / "one", WON, [{}]), root)
+    merge_run(winners(tmp_path / "one", WON, [{}]), root)
     other = root / "vllm" / NAME
     other.parent.mkdir()
     other.write_text(json.dumps({"run": "two", "number": 2, "files": []}) + "\n")
-    merge(winners(tmp_path / "three", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
+    merge_run(winners(tmp_path / "three", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
     os.utime(root / CONFIGS / NAME, (0, 0))  # by the clock, the merge of AITER's is the older one
-    assert [undo(root)["run"] for _ in range(3)] == ["three", "two", "one"]
+    assert [undo_merge(root)["run"] for _ in range(3)] == ["three", "two", "one"]
     assert text_of(root) == before
 
 
@@ -292,12 +306,12 @@ def test_a_file_changed_since_is_left_alone_and_one_that_was_never_written_is_no
     root: Path, tmp_path: Path
 ) -> None:
     before = text_of(root)
-    merge(winners(tmp_path / "run", WON, [{}]), root)
+    merge_run(winners(tmp_path / "run", WON, [{}]), root)
     (root / CONFIGS / "gemm" / OWN).write_text("{}")
     with pytest.raises(InputError, match="was changed after the merge and is left alone"):
-        undo(root)
+        undo_merge(root)
     (root / CONFIGS / "gemm" / OWN).unlink()
-    done = undo(root)
+    done = undo_merge(root)
     assert (done["restored"], done["removed"]) == ((), ())
     assert text_of(root) == before
 
@@ -316,7 +330,7 @@ def document(m: int, **more: Any) -> str:
 
 
 def of(*rows: tuple[tuple[int, int, int], str]) -> Any:
-    return decisions(FAMILY, [(key, {FIELD: text}) for key, text in rows])
+    return decide_winners(FAMILY, [(key, {DOCUMENT_FIELD: text}) for key, text in rows])
 
 
 @pytest.fixture
@@ -347,7 +361,7 @@ def test_a_full_disk_leaves_the_tree_as_it_was_or_names_the_way_back(small_disk:
         space = os.statvfs(small_disk)
         filled.write_bytes(b"x" * max(0, space.f_bavail - free_pages) * space.f_bsize)
         try:
-            merge(run, small_disk)
+            merge_run(run, small_disk)
         except InputError as e:
             message = str(e)
         filled.unlink()
@@ -355,7 +369,7 @@ def test_a_full_disk_leaves_the_tree_as_it_was_or_names_the_way_back(small_disk:
         outcomes.append((is_changed, bool(message)))
         assert names_undo == (is_changed and bool(message)), (free_pages, message)
         if is_changed:
-            undo(small_disk)
+            undo_merge(small_disk)
         assert text_of(small_disk) == before, free_pages
     assert {(False, True), (True, False)} <= set(outcomes), outcomes
 
@@ -363,21 +377,21 @@ def test_a_full_disk_leaves_the_tree_as_it_was_or_names_the_way_back(small_disk:
 def test_where_taking_back_fails_as_well_the_message_names_the_way_back(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(journal: Journal) -> dict[str, Any]:
+    def full(journal: MergeJournal) -> dict[str, Any]:
         raise OSError(28, "No space left on device")
 
-    def prove(tree: merging.AiterTree, some: Any, *, after: bool = True) -> Trial:
+    def prove(tree: merging.AiterTree, some: Any, *, after: bool = True) -> LookupTrial:
         if after:
             raise InputError("other values than planned")
-        return Trial()
+        return LookupTrial()
 
-    monkeypatch.setattr(Journal, "take_back", full)
+    monkeypatch.setattr(MergeJournal, "take_back", full)
     monkeypatch.setattr(merging.AiterTree, "prove", prove)
     before = text_of(root)
     with pytest.raises(InputError, match=r"could not be taken back \(.*No space left.*free some space.* configs undo "):
-        merge(winners(tmp_path / "run", WON, [{}]), root)
+        merge_run(winners(tmp_path / "run", WON, [{}]), root)
     monkeypatch.undo()
-    undo(root)
+    undo_merge(root)
     assert text_of(root) == before
 
 
@@ -412,10 +426,10 @@ def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
                 text = document(asked[i - 1].key[0])  # type: ignore[arg-type]
                 r.says(said("shape_tuned", attempt, i, triton_config=text, kernelName="config_x", libtype="triton"))
             r.says(ended(attempt))
-        folder = tmp_path / FOLDER
+        folder = tmp_path / AITER_FOLDER
         folder.mkdir(parents=True)
         (folder / "stale.json").write_text("{}")
-        assert write(r.ledger, tmp_path) == []
+        assert write_winners(r.ledger, tmp_path) == []
     found = {f.path.name: f for f in read_winners(tmp_path)}
     assert set(found) == {f"gfx950-GEMM-A8W8_BLOCKSCALE-N={n}-K=1024.json" for n in (512, 256)}
     won = found["gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json"].winners["M_LEQ_64"]

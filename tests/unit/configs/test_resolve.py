@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.configs.aiter import AiterTree
+from orchestrator.configs.default_readers import other_operators
 from tests.support.config_tree import FLAT, FOLDERS, NESTED, NO_FALLBACK, operator, tree, values
+from worker.triton_configs.config_file import ConfigFileError, parse_config_file, read_config_file, text_with_buckets
 from worker.triton_configs.kinds import BY_NAME, KINDS
-from worker.triton_configs.resolve import (
-    TRITON,
-    ConfigFileError,
-    ResolveError,
-    Resolver,
-    bucket_for,
-    changed,
-    parse,
-    ranges,
-    read,
-)
+from worker.triton_configs.resolve import TRITON, ResolveError, Resolver, bucket_for, bucket_ranges
 
 NAME = "GEMM-A16W16"
 ANY = {"any": values(1)}
@@ -53,9 +44,9 @@ def test_where_the_file_of_a_shape_lies(
     files: list[str], loader: str, backend: str | None, found: str, tmp_path: Path
 ) -> None:
     r = resolver(tmp_path, dict.fromkeys(files, ANY), loader)
-    target = r.target(NAME, 8, 16, 2 if loader == FLAT else None, backend)
+    target = r.own_file(NAME, 8, 16, 2 if loader == FLAT else None, backend)
     assert str(target.relative_to(tmp_path / "aiter/ops/triton/configs")) == found
-    assert r.file_for(NAME, 8, 16, None, backend) == (r.place(NAME, backend).default, False)
+    assert r.file_for(NAME, 8, 16, None, backend) == (r.folder(NAME, backend).default, False)
     tree(tmp_path, {found: ANY}, loader)
     assert r.file_for(NAME, 8, 16, None, backend) == (target, True)
 
@@ -70,7 +61,7 @@ def test_where_the_file_of_a_shape_lies(
 )
 def test_a_tree_that_cannot_be_told_is_refused(files: dict[str, Any], loader: str, fault: str, tmp_path: Path) -> None:
     with pytest.raises(ResolveError, match=fault):
-        resolver(tmp_path, files, loader).place(NAME)
+        resolver(tmp_path, files, loader).folder(NAME)
 
 
 def test_a_specialised_file_replaces_the_default_wholly(tmp_path: Path) -> None:
@@ -96,7 +87,7 @@ def test_lower_bounds_come_first_then_the_highest_reached_then_any() -> None:
     for m, bucket in ((1, "M_LEQ_16"), (16, "M_LEQ_16"), (17, "M_LEQ_64"), (65, "any"), (256, "M_GEQ_256"),
                       (4095, "M_GEQ_256"), (4096, "M_GEQ_4096")):  # fmt: skip
         assert bucket_for(config, m, bounds) == bucket
-    assert ranges(config, bounds) == {
+    assert bucket_ranges(config, bounds) == {
         "M_LEQ_16": [(1, 16)], "M_LEQ_64": [(17, 64)], "any": [(65, 255)], "M_GEQ_256": [(256, 4095)],
         "M_GEQ_4096": [(4096, None)],
     }  # fmt: skip
@@ -120,7 +111,7 @@ def test_operators_that_read_a_kinds_files_are_found_and_those_that_the_tuner_ca
     root = tree(tmp_path, {f"gemm/gfx950-{c}.json": ANY for c in (NAME, "GEMM-A8W8")})
 
     def operators(kind: str, chip: str = "gfx950") -> dict[str, bool]:
-        return AiterTree(root, chip).operators(BY_NAME[kind])
+        return other_operators(Resolver(root, chip), BY_NAME[kind])
 
     quant = "fused_gemm_a16w16_quant_x"
     assert operators("a16w16") == {}
@@ -153,7 +144,7 @@ def test_a_fault_has_a_line(text: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text(text)
     with pytest.raises(ConfigFileError) as e:
-        read(path)
+        read_config_file(path)
     assert str(e.value).startswith(f"{path}:{fault}")
 
 
@@ -161,6 +152,6 @@ def test_a_fault_has_a_line(text: str, fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_change_keeps_indent_order_unknown_keys_and_end(indent: str, end: str) -> None:
     text = '{\n_"_note": "kept",\n_"M_LEQ_64": {\n__"b": 1,\n__"a": null\n_}\n}'.replace("\n__", f"\n{indent * 2}")
-    file = parse(text.replace("\n_", f"\n{indent}") + end)
-    assert changed(file, file.buckets) == file.text
-    assert changed(file, {"M_LEQ_64": {"b": 2, "a": None}}) == file.text.replace('"b": 1', '"b": 2')
+    file = parse_config_file(text.replace("\n_", f"\n{indent}") + end)
+    assert text_with_buckets(file, file.buckets) == file.text
+    assert text_with_buckets(file, {"M_LEQ_64": {"b": 2, "a": None}}) == file.text.replace('"b": 1', '"b": 2')

@@ -22,8 +22,9 @@ from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
 from tests.support.command import command
 from tests.support.engines import H200, MI355X, tree
-from worker.triton_configs.engine import Device, Layer, load
+from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.serving_engine import load_engine
 
 FP8, BF16 = "torch.float8_e4m3fn", "torch.bfloat16"
 LINEAR = Layer("linear", 2112, 7169, dtype="fp8_w8a8", block=(128, 128))
@@ -45,7 +46,7 @@ KEYS: dict[Layer, tuple[str, dict[str, str]]] = {
         {"inter_dim": "8193", "expert": "16", "q_dtype_a": BF16, "q_dtype_w": BF16, "q_type": "QuantType.No"},
     ),
 }
-DEVICES = [H200, MI355X, Device("NVIDIA H100 80GB HBM3", 90)]
+DEVICES = [H200, MI355X, EngineDevice("NVIDIA H100 80GB HBM3", 90)]
 
 
 class Lines(logging.Handler):
@@ -76,9 +77,9 @@ def vllm_formatters() -> list[logging.Formatter]:
     return [cls(form, datefmt="%m-%d %H:%M:%S") for cls in classes]
 
 
-def logged(project: str, layer: Layer, device: Device, handler: Lines) -> list[str]:
+def logged(project: str, layer: Layer, device: EngineDevice, handler: Lines) -> list[str]:
     """The lines that the engine's look-up logs for a layer without a file."""
-    engine = load(tree(project), device)
+    engine = load_engine(tree(project), device)
     logger = logging.Logger("engine")
     logger.addHandler(handler)
     vars(logger)["warning_once"] = vars(logger)["info_once"] = lambda text, *args, **_: logger.warning(text, *args)
@@ -107,7 +108,7 @@ def counted(*lines: str, family: str | None = None) -> Misses:
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
 @pytest.mark.parametrize("layer", KEYS, ids=("linear", "fp8-block", "fp8", "bf16"))
 @pytest.mark.parametrize("project", ["vllm", "sglang"])
-def test_lines_that_the_engines_own_look_up_logs(project: str, layer: Layer, device: Device) -> None:
+def test_lines_that_the_engines_own_look_up_logs(project: str, layer: Layer, device: EngineDevice) -> None:
     forms = vllm_formatters() if project == "vllm" else [logging.Formatter("[%(asctime)s TP0] %(message)s")]
     for form in forms:
         lines = logged(project, layer, device, Lines(form))

@@ -16,8 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.configs import aiter as merging
-from orchestrator.configs.aiter import Call, Trial
+from orchestrator.configs import aiter_tree as merging
+from orchestrator.configs.aiter_trial import LoaderArguments
+from orchestrator.configs.config_tree import LookupTrial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, provenance
@@ -296,7 +297,7 @@ def test_mistakes_are_one_line_and_leave_no_branch(
 
 
 def test_triton_configs_become_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool) -> Trial:
+    def trial(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: bool) -> LookupTrial:
         return config_tree.resolved(root, arch, calls)
 
     monkeypatch.setattr(merging, "run_trial", trial)

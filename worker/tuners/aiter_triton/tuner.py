@@ -11,19 +11,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.protocol import Spec, SpecShape
 from worker.protocol.paths import AITER_ROOT_ENV
-from worker.triton_configs.resolve import ConfigFileError, ResolveError, bound_of
-from worker.tuners.aiter_triton.space import AiterSeeds, KindProblem, problem_of
-from worker.tuners.aiter_triton.spec import Options, kind_of, source_of
+from worker.triton_configs.config_file import ConfigFileError, bound_of
+from worker.triton_configs.resolve import ResolveError
+from worker.tuners.aiter_triton.problem import KindProblem, problem_of
+from worker.tuners.aiter_triton.seeds import AiterSeeds
+from worker.tuners.aiter_triton.spec import AiterTritonOptions, hash_sources, kind_of
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.search.bucket import BucketSearch, FileSearch, Point, PointTask, by_file, refuse
-from worker.tuners.search.measuring import NoDeviceError
-from worker.tuners.search.search import SearchContext, ShapeTask
-from worker.tuners.search.tiles import TileConfig, config_of
+from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, group_by_file, refuse_shape
+from worker.tuners.search.choice import Point
+from worker.tuners.search.measuring_process import NoDeviceError
+from worker.tuners.search.problem_search import SearchContext, ShapeTask
+from worker.tuners.search.tile_config import TileConfig, tile_config
 from worker.tuners.search.tuner import SearchTuner
 
 if TYPE_CHECKING:
@@ -36,16 +39,19 @@ def bucket_of(m: int, bounds: Sequence[int], today: str) -> str:
     return next((f"M_LEQ_{x}" for x in bounds if m <= x), today)
 
 
-def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> dict[str, list[Point]]:
+def points_of_buckets(weights: Mapping[int, float], bucket_names: Mapping[int, str]) -> dict[str, list[Point]]:
     """The points of each bucket of a workload (M -> weight, M -> bucket), the most weighty first; buckets by their M
     ascending. Each is measured at its bound as well."""
-    found: dict[str, set[int]] = {}
+    ms_of_bucket: dict[str, set[int]] = {}
     for m in sorted(weights):
-        found.setdefault(names[m], set()).update((m, bound_of(names[m])[1] or m))
-    return {
-        name: [Point(m, w) for w, m in sorted(((weights.get(m, 0.0), m) for m in ms), reverse=True)]
-        for name, ms in found.items()
-    }
+        name = bucket_names[m]
+        _, bound = bound_of(name)
+        ms_of_bucket.setdefault(name, set()).update((m, bound or m))
+    points: dict[str, list[Point]] = {}
+    for name, ms in ms_of_bucket.items():
+        of_bucket = [Point(m, weights.get(m, 0.0)) for m in ms]
+        points[name] = sorted(of_bucket, key=lambda point: (point.weight, point.m), reverse=True)
+    return points
 
 
 class AiterFile(FileSearch):
@@ -54,47 +60,59 @@ class AiterFile(FileSearch):
     seeds: AiterSeeds
 
     def __init__(
-        self, context: SearchContext, options: Options, source: AiterSource, seeds: AiterSeeds, family: str
+        self, context: SearchContext, options: AiterTritonOptions, source: AiterSource, seeds: AiterSeeds, family: str
     ) -> None:
-        """`default`: configs by bucket that are measured instead of a search, by the wrapper and through `callers`."""
-        arch, self._kind, self._family, self._names = str(context.target.arch), source.kind, family, dict[int, str]()
-        self.default = {name: config_of(values) for name, values in options.default}
-        facts = {"kind": self._kind.name, "arch": arch, **({"default": True} if self.default else {})}
+        """The option `default` has configs by bucket that are measured instead of a search, by the wrapper and through
+        `callers`."""
+        arch = str(context.target.arch)
+        self._kind = source.kind
+        self._family = family
+        self._bucket_names: dict[int, str] = {}  # by M
+        self.default = {name: tile_config(values) for name, values in options.default}
+        facts: dict[str, Any] = {"kind": self._kind.name, "arch": arch}
+        if self.default:
+            facts["default"] = True
+            callers = [caller for caller in self._kind.callers if caller.given is not None and caller.reads_on(arch)]
+            self.callers = [caller.function for caller in callers]
         super().__init__(context, source, seeds, facts)
-        if self.default:
-            self.callers = [c.function for c in self._kind.callers if c.given is not None and c.reads_on(arch)]
 
-    def add(self, shape: SpecShape) -> None:
-        p = self._problem(shape.key)
-        today = self.seeds.today(p)
-        bucket = bucket_of(p.m, self.seeds.bounds, today.bucket)
+    def add_shape(self, shape: SpecShape) -> None:
+        problem = self._problem(shape.key)
+        today = self.seeds.today(problem)
+        bucket = bucket_of(problem.m, self.seeds.bounds, today.bucket)
         if self.default:
-            bucket = self.seeds.bucket_with(self.default, p.m)
+            bucket = self.seeds.bucket_with(self.default, problem.m)
             if today.specialised or bucket not in self.default:
                 where = f"{today.bucket} of {today.path.name}"
-                raise UnsupportedError(f"M={p.m} reads {where}, which the option `default` leaves as it is")
-        self.shapes[p.m], self._names[p.m] = shape, bucket
+                raise UnsupportedError(f"M={problem.m} reads {where}, which the option `default` leaves as it is")
+        self.shapes[problem.m] = shape
+        self._bucket_names[problem.m] = bucket
 
     def buckets(self) -> Iterator[BucketSearch]:
-        made = DefaultBucket if self.default else BucketSearch
-        for bucket, points in plan({m: self.weight(m) for m in self._names}, self._names).items():
-            tasks = [self._task(p, self.shapes[points[0].m], bucket) for p in points]  # the first is the workload's
-            yield made(self, bucket, tasks, {"bucket": bucket}, alone=len(tasks) == 1 and not self.default)
+        search_class = DefaultBucket if self.default else BucketSearch
+        weights = {m: self.weight(m) for m in self._bucket_names}
+        for bucket, points in points_of_buckets(weights, self._bucket_names).items():
+            named = self.shapes[points[0].m]  # the first is the workload's
+            tasks = [self._task(point, named, bucket) for point in points]
+            is_alone = len(tasks) == 1 and not self.default
+            yield search_class(self, bucket, tasks, {"bucket": bucket}, alone=is_alone)
 
-    def tune(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
+    def tune_bucket(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
         """Search, compare, decide, settle."""
         bucket.search(following)
-        there = [t for t in bucket.points if t.leaders]
-        if not bucket.alone and any(t.point.weight for t in there):
-            there = [t for t in there if bucket.compare(t, following)]
-        bucket.settle(there)
+        measured = [task for task in bucket.points if task.leaders]
+        has_shapes = any(task.point.weight for task in measured)
+        if has_shapes and not bucket.alone:
+            measured = [task for task in measured if bucket.compare(task, following)]
+        bucket.settle(measured)
 
-    def _task(self, point: Point, like: SpecShape, bucket: str) -> PointTask:
-        """`like`: a shape of the bucket, in whose name a bound is measured that is no shape."""
-        shape, fixed = self.shapes.get(point.m, like), self.default.get(bucket)
-        p = self._problem({**shape.key, "M": point.m})
-        today = config_of(self.seeds.today(p).values)
-        return self.task(PointTask(point, shape, p, today), [today, fixed] if fixed else [])
+    def _task(self, point: Point, named: SpecShape, bucket: str) -> PointTask:
+        """`named`: a shape of the bucket, in whose name a bound is measured that is no shape."""
+        shape = self.shapes.get(point.m, named)
+        problem = self._problem({**shape.key, "M": point.m})
+        today = tile_config(self.seeds.today(problem).values)
+        fixed = [today, self.default[bucket]] if bucket in self.default else []
+        return self.add_search(PointTask(point, shape, problem, today), fixed)
 
     def _problem(self, key: Mapping[str, int | str]) -> KindProblem:
         return problem_of(self._kind.name, self._family, dict(key), self.context.target.gfx)
@@ -105,22 +123,30 @@ class DefaultBucket(BucketSearch):
 
     file: AiterFile
 
-    def kept(self, leaders: list[TileConfig], t: PointTask) -> list[TileConfig]:
-        both = (t.old, self.file.default[self.name])
-        return [replace(c, caller=caller) for caller in ("", *self.file.callers) for c in both]
+    @property
+    def _fixed(self) -> TileConfig:
+        return self.file.default[self.name]
 
-    def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
-        name = self.file.default[self.name].name
-        return name if all(name in t.times for t in there) else "", super().choose(there)[1]
+    def configs_to_compare(self, leaders: list[TileConfig], task: PointTask) -> list[TileConfig]:
+        """Today's and the fixed config, through the wrapper and each operator that reads the file."""
+        configs: list[TileConfig] = []
+        for caller in ("", *self.file.callers):
+            configs += [replace(task.today, caller=caller), replace(self._fixed, caller=caller)]
+        return configs
 
-    def kept_name(self, t: PointTask) -> str:
-        return self.file.default[self.name].name
+    def choose_winner(self, measured: Sequence[PointTask]) -> tuple[str, list[str]]:
+        _, harmful = super().choose_winner(measured)
+        is_right_everywhere = all(self._fixed.name in task.times for task in measured)
+        return self._fixed.name if is_right_everywhere else "", harmful
+
+    def name_if_unchanged(self, task: PointTask) -> str:
+        return self._fixed.name
 
 
 class AiterTritonTuner(SearchTuner):
     """Measures configs of AITER's Triton GEMMs on the first GPU."""
 
-    parsed = staticmethod(Options.parse)
+    read_options = staticmethod(AiterTritonOptions.parse)
     _tree: Tree  # since `open`, as the next
     _kernels: AiterSource
     _seeds: AiterSeeds | None = None
@@ -128,26 +154,30 @@ class AiterTritonTuner(SearchTuner):
     def source(self) -> tuple[AiterSource, str]:
         from worker.tuners.aiter_triton.source import AiterSource
 
-        options = self.parsed(self._raw)
+        options = self.read_options(self._raw)
         kind = kind_of(options).name
         try:
-            self._tree = tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
+            tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
         except NotATreeError as e:
             raise NoDeviceError(f"the tuner aiter-triton: {e}") from e
-        of_tree = {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
-        self._kernels, self.about = AiterSource(str(tree.root), kind), {"aiter": of_tree, "kind": kind}
-        return self._kernels, source_of(tree.package / "ops" / "triton", kind)
+        self._tree = tree
+        self._kernels = AiterSource(str(tree.root), kind)
+        tree_facts = {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
+        self.about = {"aiter": tree_facts, "kind": kind}
+        return self._kernels, hash_sources(tree.package / "ops" / "triton", kind)
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the buckets of a group's shapes, and settle every shape."""
-        options, source = context.options, self._kernels
-        assert isinstance(options, Options)
+        options = context.options
+        source = self._kernels
+        assert isinstance(options, AiterTritonOptions)
         try:
-            self._seeds = seeds = self._seeds or AiterSeeds(self._tree.root, str(context.target.arch), source.kind)
+            if self._seeds is None:
+                self._seeds = AiterSeeds(self._tree.root, str(context.target.arch), source.kind)
         except (ResolveError, ConfigFileError, OSError) as e:
             for shape in spec.shapes:
-                refuse(context, shape, str(e))
+                refuse_shape(context, shape, str(e))
             return
         source.enter(context.target)
-        for shapes in by_file(spec.shapes):
-            AiterFile(context, options, source, seeds, spec.family).run(shapes)
+        for shapes in group_by_file(spec.shapes):
+            AiterFile(context, options, source, self._seeds, spec.family).run(shapes)

@@ -29,12 +29,16 @@ from worker.tuners.common.device import Device, canary, device_seconds, timed_ca
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
 from worker.tuners.search.compiling import compiling, gpu_target
-from worker.tuners.search.source import Call, Candidate, KernelSource, known, of_device
+from worker.tuners.search.source import Call, Candidate, KernelSource
+from worker.tuners.search.target import datasheet_target, target_of_gpu
 
-SAMPLE_S = 300e-6  # a graph holds as many rounds over the copies as fit into this time
+SAMPLE_S = 300e-6
+"""A graph holds as many rounds over the copies as fit into this time."""
 MAX_CALLS = 512
-LAUNCH_S = 60e-6  # longest time to queue a replay on the host; until then the GPU is kept asleep
-ROOM = 0.9  # share of the free memory that the operands may take
+LAUNCH_S = 60e-6
+"""Longest time to queue a replay on the host; until then the GPU is kept asleep."""
+ROOM = 0.9
+"""Share of the free memory that the operands may take."""
 
 
 @dataclass(slots=True)
@@ -53,13 +57,14 @@ class DeviceBench:
         """Open the device and import the kernels. Raises UnavailableError."""
         if not interpreted and not torch.cuda.is_available():
             raise UnavailableError("this tuner needs a GPU, and torch sees none here; --tuner torch works without one")
-        self._source, self._interpreted = source, interpreted
+        self._source = source
+        self._interpreted = interpreted
         self._device = Device("cpu" if interpreted else "cuda")
-        self.target = known(90) if interpreted else of_device()
+        self.target = datasheet_target(90) if interpreted else target_of_gpu()
         self._clock = Clock("unknown: an interpreter") if interpreted else clock_of(self.target.backend)
         self._problem: Problem | None = None
         self._operands: list[Any] = []  # those that are checked, then the copies that are timed
-        self._right: list[torch.Tensor] = []  # of each product of a call; `_out` has them one behind the other
+        self._references: list[torch.Tensor] = []  # of each product of a call; `_out` has them one behind the other
         self._out = torch.empty(0)
         if not interpreted:
             torch.zeros(1, device=self._device.torch)  # the context, before a thread needs it
@@ -67,10 +72,10 @@ class DeviceBench:
 
     def info(self) -> dict[str, Any]:
         """gfx, cu_num, device, torch, cuda or hip, triton, and where throttling is seen."""
-        own: dict[str, Any] = {"triton": triton.__version__, "clock": self._clock.source}
+        info = {**self._device.info(), "triton": triton.__version__, "clock": self._clock.source}
         if self._interpreted:
-            own["interpreter"] = "right answers only: its times are no GPU's"
-        return {**self._device.info(), **own}
+            info["interpreter"] = "right answers only: its times are no GPU's"
+        return info
 
     def enter_thread(self) -> None:
         """Make the device current in this thread."""
@@ -115,21 +120,26 @@ class DeviceBench:
         right answer.
         """
         self._free()
-        source, device = self._source, self._device
-        need, free = source.needed_bytes(problem), device.available()
-        if need > ROOM * free:
-            return f"operands, output and reference need {byte_words(need)}, {byte_words(free)} are available"
+        source = self._source
+        device = self._device
+        needed = source.needed_bytes(problem)
+        free = device.available()
+        if needed > ROOM * free:
+            return f"operands, output and reference need {byte_words(needed)}, {byte_words(free)} are available"
         try:
             checked = source.inputs(problem, device.torch, seed, 0)
-            right, self._out = checked.reference(), checked.output()
-            self._right = [right] if isinstance(right, torch.Tensor) else list(right)
+            reference = checked.reference()
+            self._references = [reference] if isinstance(reference, torch.Tensor) else list(reference)
+            self._out = checked.output()
             self._operands = [source.operands(checked)]
             tick()
             timed = source.inputs(problem, device.torch, seed, 1)
             span = 0 if self._interpreted else rotate_bytes
             count = max(1, min(MAX_CALLS, -(-span // timed.bytes), device.available() // 2 // timed.bytes))
-            for i in range(count):
-                self._operands.append(source.operands(timed if i == 0 else timed.copy()))
+            self._operands.append(source.operands(timed))
+            tick()
+            for _ in range(count - 1):
+                self._operands.append(source.operands(timed.copy()))
                 tick()
         except (UnsupportedError, UnavailableError) as e:
             return str(e)
@@ -152,20 +162,26 @@ class DeviceBench:
         """errRatio of one call on a poisoned output; of several products the worst."""
         poison([self._out])
         loaded.checked()
-        flat, errs = self._out.view(-1), []
-        for right in self._right:
-            mine, flat = flat[: right.numel()], flat[right.numel() :]
-            errs.append(error_ratio(mine.view_as(right), right))
+        flat = self._out.view(-1)
+        errs: list[float] = []
+        start = 0
+        for reference in self._references:
+            end = start + reference.numel()
+            errs.append(error_ratio(flat[start:end].view_as(reference), reference))
+            start = end
         return max(errs)
 
     def timer(self, loaded: LoadedCandidate) -> Unthrottled:
         """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once. `remark` has
         what a row has to say of its samples."""
-        return Unthrottled(self._clock, (WallTimer if self._interpreted else GraphTimer)(loaded.timed))
+        timer = WallTimer(loaded.timed) if self._interpreted else GraphTimer(loaded.timed)
+        return Unthrottled(self._clock, timer)
 
     def _free(self) -> None:
         """Let go of everything of the last problem."""
-        self._problem, self._operands, self._right = None, [], []
+        self._problem = None
+        self._operands = []
+        self._references = []
         self._out = torch.empty(0)
 
 
@@ -233,7 +249,8 @@ THROTTLE_BITS = {
     0x80: "power brake",
 }  # nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
 AMD_THROTTLE_BITS = ~0xFFFF  # all of SMU_THROTTLER_* but the power limits
-TRIES, PAUSE_S = 5, 0.05
+TRIES = 5
+PAUSE_S = 0.05
 
 
 class Clock(NamedTuple):
@@ -261,7 +278,8 @@ def _nvml(pci: str) -> Callable[[], str]:
     lib = ctypes.CDLL("libnvidia-ml.so.1")
     if lib.nvmlInit_v2() != 0:
         raise OSError("nvmlInit failed")
-    device, reasons = ctypes.c_void_p(), ctypes.c_ulonglong()
+    device = ctypes.c_void_p()
+    reasons = ctypes.c_ulonglong()
     if lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(device)) != 0:
         raise OSError(f"NVML knows no device {pci}")
 
@@ -282,22 +300,27 @@ def _amdsmi(pci: str, smi: Any) -> Callable[[], str]:
     """Throttling of an AMD GPU through ROCm's `amdsmi`. Raises OSError if it reports no throttle status."""
     try:
         smi.amdsmi_init()
-        found = {str(smi.amdsmi_get_gpu_device_bdf(h)).lower(): h for h in smi.amdsmi_get_processor_handles()}
+        handles = {str(smi.amdsmi_get_gpu_device_bdf(h)).lower(): h for h in smi.amdsmi_get_processor_handles()}
     except Exception as e:  # the module has exceptions of its own
         raise OSError(f"amdsmi: {e}") from e
-    if pci.lower() not in found:
+    if pci.lower() not in handles:
         raise OSError(f"amdsmi knows no device {pci}")
 
     def status() -> int | None:
         try:
-            status = smi.amdsmi_get_gpu_metrics_info(found[pci.lower()]).get("throttle_status")
+            status = smi.amdsmi_get_gpu_metrics_info(handles[pci.lower()]).get("throttle_status")
         except Exception:  # noqa: BLE001 - as above
             return None
         return status if isinstance(status, int) else None
 
     if status() is None:
         raise OSError("amdsmi reports no throttle status")
-    return lambda: f"throttle status {bits:#x}" if (bits := (status() or 0) & AMD_THROTTLE_BITS) else ""
+
+    def throttled() -> str:
+        bits = (status() or 0) & AMD_THROTTLE_BITS
+        return f"throttle status {bits:#x}" if bits else ""
+
+    return throttled
 
 
 class Unthrottled:
@@ -309,8 +332,12 @@ class Unthrottled:
     def __init__(
         self, clock: Clock, timer: GraphTimer | WallTimer, pause: Callable[[float], None] = time.sleep
     ) -> None:
-        self._clock, self._timer, self._pause = clock, timer, pause
-        self.size, self.remark, self._kept = timer.size, "", 0
+        self.size = timer.size
+        self.remark = ""
+        self._clock = clock
+        self._timer = timer
+        self._pause = pause
+        self._kept = 0
 
     def __call__(self, calls: int) -> float:
         for _ in range(TRIES):

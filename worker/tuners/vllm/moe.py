@@ -1,219 +1,51 @@
-"""vLLM's fused mixture of experts: two products of a layer, one file for each (experts, N).
+"""vLLM's fused mixture of experts as a kernel source: two products of a layer, one file for each (experts, N).
 
-A layer of E experts computes, for each of a token's top-k experts,
-
-    one = x @ w1[e]^T              w1 [E, 2N, K] (gate and up; N rows without a gate)
-    two = (y @ w2[e]^T) * score    w2 [E, K, N]
-
-vLLM reads one entry for both, so they are one call here. In a model y is the activation of `one`, quantised. That step
-reads no config and is left out: y is drawn, and fixed.
-
-The time depends on which experts the tokens get, so a routing is part of a problem: a token's experts are drawn without
-repetition, the r-th in the order of popularity with a weight of r^-exponent. Each copy of the operands has a routing
-and an order of popularity of its own. The copies share the weights, as far as these span what is to be rotated over.
+vLLM reads one entry for both products, so they are one call here. `moe_problem.py` says what they are, and draws their
+operands. Imports torch and triton.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from worker.families import ENGINE
-from worker.triton_configs.engine import Engine, Launch, Layer
-from worker.tuners.common.device import GPU_ROTATE
-from worker.tuners.common.operands import draw_rows, float_of, generator, w_exponent, widen_rows
-from worker.tuners.common.problem import SCALE_BLOCK, Problem, UnsupportedError, flag_of, fp8_of, size_of
-from worker.tuners.search.model import accumulators, estimate_us, stage_bytes
-from worker.tuners.search.source import Target
-from worker.tuners.search.tiles import Space, TileConfig, Values, fits
-from worker.tuners.vllm.source import LEAST_SUMS, EngineSource, LayerProblem, Operands, warps_factor
+from worker.triton_configs.engine_package import Layer
+from worker.triton_configs.serving_engine import KernelLaunch, ServingEngine
+from worker.tuners.common.problem import SCALE_BLOCK, UnsupportedError, flag_of, fp8_of, size_of
+from worker.tuners.search.space import Space, fits_device
+from worker.tuners.search.target import Target
+from worker.tuners.search.tile_config import TileConfig, Values
+from worker.tuners.search.time_model import TileKnobs, accumulators, estimate_us, stage_bytes
+from worker.tuners.vllm.moe_problem import EXPONENTS, MoeInputs, MoeProblem, batched_products
+from worker.tuners.vllm.source import AMD_KNOBS, LEAST_SUMS, EngineSource, Operands, warps_factor
 
-EXPONENTS = {"uniform": 0.0, "zipf0.5": 0.5, "zipf1": 1.0, "zipf1.5": 1.5}
-"""Exponents of the experts' popularity, by the routing's label."""
 SCALES = {"QuantType.No": "none", "QuantType.per_Tensor": "tensor", "QuantType.per_1x128": "block"}
 """Kinds of scales (Problem.scale) by the column q_type."""
+BF16 = ("torch.bfloat16",)
 FP8 = ("torch.float8_e4m3fn", "torch.float8_e4m3fnuz")
 BLOCKS_M = (8, 16, 32, 64, 128, 256)
+# vLLM's own space (its benchmark_moe.py) has rows from 16, 4 and 8 warps; the rest is what the kernel takes beyond it.
 KNOBS: dict[str, dict[str, tuple[int, ...]]] = {
     "cuda": {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5)},
-    "hip": {
-        "num_warps": (1, 2, 4, 8), "num_stages": (2, 3), "waves_per_eu": (0, 1, 2, 4),
-        "matrix_instr_nonkdim": (16, 32),
-    },
-}  # fmt: skip
-WGMMA = (90, 100, 103)  # and tcgen05
-SKEWED = 4  # a tile may have this many times the rows of the average expert
-SMALL_BYTES = 1 << 31  # AMD's compiler takes smaller tensors for others
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeProblem(LayerProblem):
-    """A layer at m tokens. `n`: inter_dim of a rank, `k`: model_dim; `gated`: w1 has 2N rows. `stored`: experts whose
-    weights are there, which is all of them but for compiling."""
-
-    gated: bool
-    stored: int
-
-    @property
-    def slots(self) -> int:
-        """The number of (token, expert) pairs: rows of either output."""
-        return self.m * self.layer.topk
-
-    @property
-    def products(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(columns of the output, length of the sums) of both."""
-        return (self.n * (1 + self.gated), self.k), (self.k, self.n)
-
-    @property
-    def expert_bytes(self) -> int:
-        """Both weights of one expert."""
-        return sum(n * k for n, k in self.products) * self.bits // 8
-
-    @property
-    def flops(self) -> int:
-        return sum(2 * self.slots * n * k for n, k in self.products)
-
-    @property
-    def x_bytes(self) -> int:
-        return (self.m * self.k + self.slots * self.n) * self.bits // 8
-
-    @property
-    def w_bytes(self) -> int:
-        return round(hit(self) * self.expert_bytes)
-
-    @property
-    def out_bytes(self) -> int:
-        return self.slots * sum(n for n, _ in self.products) * self.out_size
-
-
-@cache
-def hit(p: MoeProblem) -> float:
-    """The number of experts that some token gets, as expected: of `route`'s race those that come in until a time at
-    which a token has its topk."""
-    weights, time = [math.pow(rank + 1, -EXPONENTS[p.label]) for rank in range(p.layer.e)], 0.0
-    for _ in range(20):  # Newton's method, from below
-        late = [math.exp(-w * time) for w in weights]
-        time += (p.layer.topk - p.layer.e + sum(late)) / sum(w * x for w, x in zip(weights, late, strict=True))
-    return sum(1 - math.exp(-w * time * p.m) for w in weights)
-
-
-@cache
-def batched(p: MoeProblem) -> tuple[Problem, ...]:
-    """The products as batched GEMMs of the experts that are hit, each of as many rows, for the model of times."""
-    experts = max(1, round(hit(p)))
-    rows = -(-p.slots // experts)
-    return tuple(Problem(p.family, experts, rows, n, k, p.dtype, p.outdtype, scale=p.scale) for n, k in p.products)
-
-
-def route(p: MoeProblem, draw: torch.Generator) -> torch.Tensor:
-    """[M, topk] int32 on the CPU: the experts of each token.
-
-    The first topk of a race of exponential times, whose rates are the weights, are such a draw without repetition.
-    """
-    weights = torch.arange(1, p.layer.e + 1).double().pow(-EXPONENTS[p.label]).float()
-    weights = weights[torch.rand(p.layer.e, generator=draw).argsort()]
-    race = torch.rand(p.m, p.layer.e, generator=draw).log_().neg_().div_(weights)
-    return race.topk(p.layer.topk, dim=1, largest=False).indices.int()
-
-
-def align(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """vLLM's moe_align_block_size in torch: slots sorted by their expert, those of each expert padded to blocks; the
-    expert of each block; the number of padded slots. vLLM's kernel reads nothing behind these."""
-    flat, n = ids.flatten().long(), ids.numel()
-    size = n + experts * (block - 1)
-    size = min(size, n * block) if n < experts else size
-    counts = torch.zeros(experts, dtype=torch.int64).scatter_add_(0, flat, torch.ones_like(flat))
-    blocks = (counts + block - 1) // block
-    moved = (blocks.cumsum(0) - blocks) * block - (counts.cumsum(0) - counts)  # by padding of the experts before
-    order = flat.argsort(stable=True)
-    slots = torch.full((size,), n).scatter_(0, torch.arange(n) + moved[flat[order]], order)
-    owners = torch.searchsorted(blocks.cumsum(0), torch.arange(-(-size // block)), right=True).clamp_(max=experts - 1)
-    return slots.int(), owners.int(), (blocks.sum() * block).int().view(1)
-
-
-@dataclass(slots=True)
-class MoeInputs:
-    """One set, tensors by name: tokens x and what the second product gets, y, with their scales xs and ys, and the
-    scores; weights w1 and w2 with their scales s1 and s2.
-
-    `words`: what it is drawn by. `sets`: all weights that there are; this copy uses those of its turn.
-    """
-
-    problem: MoeProblem
-    words: tuple[object, ...]
-    own: dict[str, torch.Tensor]
-    sets: list[dict[str, torch.Tensor]]
-    turn: int = 0
-    turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    @classmethod
-    def make(cls, p: MoeProblem, device: torch.device, seed: int, draw: int) -> MoeInputs:
-        """Draw one set by (seed, problem, draw)."""
-        rng = generator(device, seed, p, draw)
-        own: dict[str, torch.Tensor] = {}
-        weights: dict[str, torch.Tensor] = {}
-        for name, rows, k in (("x", p.m, p.k), ("y", p.slots, p.n)):
-            own |= _named(name, f"{name}s", *draw_rows(p.scale, p.dtype, (rows,), k, 0, rng))
-        own["scores"] = torch.rand(p.m, p.layer.topk, device=device, generator=rng).add_(0.5)
-        for i, (n, k) in enumerate(p.products, 1):
-            w, scale = draw_rows(p.scale, p.dtype, (p.stored * n,), k, w_exponent(k, mx=False), rng, blocked=True)
-            if p.scale == "block" and scale is not None:
-                scale = scale.view(p.stored, n // SCALE_BLOCK, -1)
-            elif scale is not None:  # each expert has its own
-                scale = torch.rand(p.stored, device=device, generator=rng).add_(0.5) * scale
-            weights |= _named(f"w{i}", f"s{i}", w.view(p.stored, n, k), scale)
-        return cls(p, (seed, p, draw), own, [weights])
-
-    @property
-    def ids(self) -> torch.Tensor:
-        """The experts of each token, by `route`; each turn has its own."""
-        return route(self.problem, generator(torch.device("cpu"), *self.words, self.turn))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that a call reads: of the experts that are hit, not of all that there are."""
-        return self.problem.w_bytes + self.problem.x_bytes
-
-    def copy(self) -> MoeInputs:
-        """The same tokens in other memory with another routing; with weights of their own, until those span enough."""
-        if len(self.sets) * self.problem.layer.e * self.problem.expert_bytes < GPU_ROTATE:
-            self.sets.append({n: t.clone() for n, t in self.sets[0].items()})
-        return replace(self, own={n: t.clone() for n, t in self.own.items()}, turn=next(self.turns))
-
-    def output(self) -> torch.Tensor:
-        """Both outputs, one behind the other."""
-        size, device = self.problem.out_bytes // self.problem.out_size, self.own["x"].device
-        return torch.full((size,), math.nan, dtype=float_of(self.problem.outdtype), device=device)
-
-    def reference(self) -> tuple[torch.Tensor, ...]:
-        """Both answers, each product for itself: one wrong is wrong, however small it is beside the other."""
-        p, own, w = self.problem, self.own, self.sets[self.turn % len(self.sets)]
-        x, y = (widen_rows(p.scale, own[n].shape[-1], own[n], own.get(f"{n}s")) for n in "xy")
-        owners, scores = self.ids.flatten().to(x.device), own["scores"].view(-1, 1)
-        one, two = (torch.empty(p.slots, n, device=x.device) for n, _ in p.products)
-        for e in set(owners.tolist()):
-            at = (owners == e).nonzero().flatten()
-            w1, w2 = (
-                widen_rows(p.scale, k, w[f"w{i}"][e], w[f"s{i}"][e] if f"s{i}" in w else None, blocked=True)
-                for i, (_, k) in enumerate(p.products, 1)
-            )
-            one[at] = x[at // p.layer.topk] @ w1.t()
-            two[at] = y[at] @ w2.t() * scores[at]
-        return one, two
-
-
-def _named(name: str, of_scale: str, t: torch.Tensor, scale: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    return {name: t} if scale is None else {name: t, of_scale: scale}
+    "hip": {"num_warps": (1, 2, 4, 8), "num_stages": (2, 3), **AMD_KNOBS},
+}
+WGMMA = (90, 100, 103)
+"""Capabilities whose matrix instructions (wgmma, tcgen05) read operands from shared memory."""
+SKEWED = 4
+"""A tile may have this many times the rows of the average expert."""
+SMALL_BYTES = 1 << 31
+"""AMD's compiler takes smaller tensors for others."""
+ASSIGNED = ("slots", "owners", "padded")
+"""Our names of the three tensors of the engine's _prepare_expert_assignment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moe(EngineSource):
-    """The source."""
+class MoeSource(EngineSource):
+    """The fused MoE layer; each M is measured with several routings."""
 
     op = "moe"
     labels = tuple(EXPONENTS)
@@ -221,131 +53,208 @@ class Moe(EngineSource):
 
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> MoeProblem:
         m, k, n, experts, topk = (size_of(key, c) for c in ("token", "model_dim", "inter_dim", "expert", "topk"))
-        quant, types = key.get("q_type"), [key.get(c) for c in ("dtype", "q_dtype_a", "q_dtype_w")]
-        scale = SCALES.get(str(quant), "")
+        scale = _scale_of(key)
         multiple = SCALE_BLOCK if scale == "block" else 8
-        wanted = [("torch.bfloat16",), *[FP8 if scale != "none" else ("torch.bfloat16",)] * 2]
-        reasons = {
-            f"q_type is {quant}; this tuner has {', '.join(SCALES)}": not scale,
-            "doweight_stage1 is 1; this tuner weights the second product": flag_of(key, "doweight_stage1"),
-            f"dtype and operands are {types}; with {quant} this tuner has {wanted}": any(
-                t not in legal for t, legal in zip(types, wanted, strict=True)
-            ),
-            f"topk is {topk}, of {experts} experts": topk > experts,
-            f"inter_dim and model_dim must be multiples of {multiple} here": n % multiple or k % multiple,
-        }
-        if any(reasons.values()):
-            raise UnsupportedError(next(reason for reason in reasons if reasons[reason]))
+        if topk > experts:
+            raise UnsupportedError(f"topk is {topk}, of {experts} experts")
+        if n % multiple or k % multiple:
+            raise UnsupportedError(f"inter_dim and model_dim must be multiples of {multiple} here")
         block = (SCALE_BLOCK, SCALE_BLOCK) if scale == "block" else None
-        dtype, of_file = ("bfloat16", "") if scale == "none" else (fp8_of(gfx), "fp8_w8a8")
-        layer, gated = Layer("moe", n, k, experts, topk, of_file, block), flag_of(key, "use_g1u1")
+        dtype = fp8_of(gfx)
+        dtype_in_file = "fp8_w8a8"
+        if scale == "none":
+            dtype = "bfloat16"
+            dtype_in_file = ""
+        layer = Layer("moe", n, k, experts, topk, dtype_in_file, block)
+        gated = flag_of(key, "use_g1u1")
         return MoeProblem(family, 1, m, n, k, dtype, scale=scale, layer=layer, gated=gated, stored=experts)
 
-    def sibling(self, layer: Layer, sizes: Sequence[int]) -> Layer:
+    def with_sizes(self, layer: Layer, sizes: Sequence[int]) -> Layer:
         return replace(layer, e=sizes[0], n=sizes[1])
 
-    def space(self, p: MoeProblem, target: Target) -> Space:
-        """vLLM's own (its benchmark_moe.py has rows from 16, 4 and 8 warps), and what the kernel takes beyond it."""
-        knobs = {
-            "BLOCK_SIZE_M": BLOCKS_M, "BLOCK_SIZE_N": (32, 64, 128, 256),
-            # a longer step is cut to the block
-            "BLOCK_SIZE_K": (64, 128) if p.scale == "block" else (64, 128, 256),
-            "GROUP_SIZE_M": (1, 16, 32, 64), **KNOBS[target.backend],
-        }  # fmt: skip
+    def space(self, problem: MoeProblem, target: Target) -> Space:
         return Space(
-            knobs, {}, lambda c: is_legal(p, c, target), lambda c: estimate(p, c, target), lambda c: as_run(p, c).items,
-            ENGINE,
-        )  # fmt: skip
+            knobs={
+                "BLOCK_SIZE_M": BLOCKS_M,
+                "BLOCK_SIZE_N": (32, 64, 128, 256),
+                # a longer step is cut to the block
+                "BLOCK_SIZE_K": (64, 128) if problem.scale == "block" else (64, 128, 256),
+                "GROUP_SIZE_M": (1, 16, 32, 64),
+                **KNOBS[target.backend],
+            },
+            plain={},
+            is_legal=lambda config: is_legal(problem, config, target),
+            estimate=lambda config: estimate(problem, config, target),
+            identity=lambda config: as_launched(problem, config).items,
+            prefix=ENGINE,
+        )
 
-    def alike(self, p: MoeProblem) -> MoeProblem:
-        """One expert's weights are enough to compile with, as far as they are not small."""
-        least = min(n * k for n, k in p.products) * p.bits // 8
-        stored = min(p.layer.e, -(-SMALL_BYTES // least))
-        first = 16 * -(-max(BLOCKS_M[-1], p.layer.e) // 16)  # from here on all M are sorted and specialised alike
-        many = p.m >= first and p.layer.e % 16 == 0 and max(p.x_bytes, p.out_bytes) < SMALL_BYTES
-        return replace(p, m=first + p.m % 16 if many else p.m, label=self.labels[0], stored=stored)
+    def compile_problem(self, problem: MoeProblem) -> MoeProblem:
+        """One expert's weights are enough to compile with, as far as they are not small. From a number of tokens on all
+        M are sorted and specialised alike."""
+        smaller_weight_bytes = min(n * k for n, k in problem.products) * problem.bits // 8
+        experts = problem.layer.e
+        stored = min(experts, -(-SMALL_BYTES // smaller_weight_bytes))
+        least_m = 16 * -(-max(BLOCKS_M[-1], experts) // 16)
+        m = problem.m
+        is_small = max(problem.x_bytes, problem.out_bytes) < SMALL_BYTES
+        if m >= least_m and experts % 16 == 0 and is_small:
+            m = least_m + m % 16
+        return replace(problem, m=m, label=self.labels[0], stored=stored)
 
-    def needed_bytes(self, p: MoeProblem) -> int:
+    def needed_bytes(self, problem: MoeProblem) -> int:
         """Weights and activations twice, the outputs, and in float32 the activations and the reference; what is there
         while a weight is drawn."""
-        weights, one = p.layer.e * p.expert_bytes, p.layer.e * p.products[0][0] * p.k
-        wide = p.x_bytes * 32 // p.bits + p.out_bytes * 4 // p.out_size
-        return 2 * (weights + p.x_bytes) + p.out_bytes + wide + 3 * one
+        experts = problem.layer.e
+        first_columns, first_sums = problem.products[0]
+        wide_x = problem.x_bytes * 32 // problem.bits
+        wide_out = problem.out_bytes * 4 // problem.out_size
+        while_drawn = 3 * experts * first_columns * first_sums
+        twice = 2 * (experts * problem.expert_bytes + problem.x_bytes)
+        return twice + problem.out_bytes + wide_x + wide_out + while_drawn
 
-    def inputs(self, p: MoeProblem, device: torch.device, seed: int, draw: int) -> MoeInputs:
-        return MoeInputs.make(p, device, seed, draw)
+    def inputs(self, problem: MoeProblem, device: torch.device, seed: int, draw: int) -> MoeInputs:
+        return MoeInputs.make(problem, device, seed, draw)
 
     def operands(self, inputs: MoeInputs) -> Operands:
         """vLLM decides whether slots are sorted. Its operator in C++ for that is not at hand, so torch sorts, for each
         BLOCK_SIZE_M that a file may have, before anything is timed."""
-        engine, p, ids, device = self.engine(), inputs.problem, inputs.ids, inputs.own["x"].device
-        w = inputs.sets[inputs.turn % len(inputs.sets)]
-        w |= {n: padded(engine, w[n]) for n in ("w1", "w2")}
-        made = {**inputs.own, **w}
-        engine.moe.moe_align_block_size = lambda ids, block, experts, *_, **__: align(ids, block, experts)
-        for block in (1 << i for i in range(10)):
-            found = engine.moe._prepare_expert_assignment(
-                ids, {"BLOCK_SIZE_M": block}, p.m, p.layer.topk, p.layer.e, None
-            )
-            made |= {f"{n}{block}": t.to(device) for n, t in zip(ASSIGNED, found, strict=True) if t is not None}
-        return made
+        engine = self.engine()
+        problem = inputs.problem
+        experts_of_tokens = inputs.experts_of_tokens
+        weights = inputs.weights
+        for name in ("w1", "w2"):
+            weights[name] = as_stored(engine, weights[name])
+        operands = {**inputs.tokens, **weights}
 
-    def launches(self, p: MoeProblem, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
+        def sort_slots(ids: torch.Tensor, block: int, experts: int, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
+            return sort_slots_by_expert(ids, block, experts)
+
+        engine.moe.moe_align_block_size = sort_slots
+        device = inputs.tokens["x"].device
+        for exponent in range(10):
+            block = 1 << exponent
+            assigned = engine.moe._prepare_expert_assignment(
+                experts_of_tokens, {"BLOCK_SIZE_M": block}, problem.m, problem.layer.topk, problem.layer.e, None
+            )
+            for name, tensor in zip(ASSIGNED, assigned, strict=True):
+                if tensor is not None:
+                    operands[f"{name}{block}"] = tensor.to(device)
+        return operands
+
+    def launches(
+        self, problem: MoeProblem, values: Values, operands: Operands, out: torch.Tensor
+    ) -> list[KernelLaunch]:
         import triton.language as tl
 
         engine = self.engine()
-        invoke, get, config = engine.moe.invoke_fused_moe_triton_kernel, operands.get, dict(values)
-        first = p.slots * p.products[0][0]
-        one, two = (c.view(p.m, p.layer.topk, -1) for c in (out[:first], out[first:]))
-        slots, owners, count = (f"{what}{config['BLOCK_SIZE_M']}" for what in ASSIGNED)
-        assigned = (get(slots), operands[owners], operands[count])
-        rest = (tl.bfloat16, p.scale != "none", False, False, False, False, p.layer.block)
+        config = dict(values)
+        topk = problem.layer.topk
+        first_size = problem.slots * problem.products[0][0]
+        first_out = out[:first_size].view(problem.m, topk, -1)
+        second_out = out[first_size:].view(problem.m, topk, -1)
+        block = config["BLOCK_SIZE_M"]
+        get = operands.get
+        assigned = (get(f"slots{block}"), operands[f"owners{block}"], operands[f"padded{block}"])
+        # compute type, fp8, int8 with 8, 16 and int4 with 16 bits, scales per channel, block shape
+        kinds = (tl.bfloat16, problem.scale != "none", False, False, False, False, problem.layer.block)
 
-        def both() -> None:
-            invoke(get("x"), get("w1"), one, get("xs"), get("s1"), None, *assigned, False, p.layer.topk, config, *rest)
-            invoke(get("y"), get("w2"), two, get("ys"), get("s2"), get("scores"), *assigned, True, 1, config, *rest)
+        def start_both() -> None:
+            start = engine.moe.invoke_fused_moe_triton_kernel
+            first = (get("x"), get("w1"), first_out, get("xs"), get("s1"), None)  # it is weighted by no score
+            start(*first, *assigned, False, topk, config, *kinds)
+            second = (get("y"), get("w2"), second_out, get("ys"), get("s2"), get("scores"))
+            start(*second, *assigned, True, 1, config, *kinds)
 
-        return engine.launches(self.op, both)
+        return engine.launches(self.op, start_both)
 
 
-ASSIGNED = ("slots", "owners", "padded")
-"""Our names of the three tensors of the engine's _prepare_expert_assignment."""
+def _scale_of(key: Mapping[str, int | str]) -> str:
+    """The kind of scales of a shape. Raises UnsupportedError for operands that this tuner does not have."""
+    quant = key.get("q_type")
+    scale = SCALES.get(str(quant))
+    if scale is None:
+        raise UnsupportedError(f"q_type is {quant}; this tuner has {', '.join(SCALES)}")
+    if flag_of(key, "doweight_stage1"):
+        raise UnsupportedError("doweight_stage1 is 1; this tuner weights the second product")
+    types = [key.get(column) for column in ("dtype", "q_dtype_a", "q_dtype_w")]
+    operand_types = BF16 if scale == "none" else FP8
+    wanted = [BF16, operand_types, operand_types]
+    if any(dtype not in legal for dtype, legal in zip(types, wanted, strict=True)):
+        raise UnsupportedError(f"dtype and operands are {types}; with {quant} this tuner has {wanted}")
+    return scale
 
 
-def padded(engine: Engine, w: torch.Tensor) -> torch.Tensor:
+def sort_slots_by_expert(
+    ids: torch.Tensor, block: int, experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """vLLM's moe_align_block_size in torch: slots sorted by their expert, those of each expert padded to blocks; the
+    expert of each block; the number of padded slots. vLLM's kernel reads nothing behind these."""
+    flat_ids = ids.flatten().long()
+    count = ids.numel()
+    size = count + experts * (block - 1)
+    if count < experts:
+        size = min(size, count * block)
+    slots_of_expert = torch.zeros(experts, dtype=torch.int64).scatter_add_(0, flat_ids, torch.ones_like(flat_ids))
+    blocks_of_expert = (slots_of_expert + block - 1) // block
+    padded_start = (blocks_of_expert.cumsum(0) - blocks_of_expert) * block
+    unpadded_start = slots_of_expert.cumsum(0) - slots_of_expert
+    order = flat_ids.argsort(stable=True)
+    places = torch.arange(count) + (padded_start - unpadded_start)[flat_ids[order]]
+    slots = torch.full((size,), count).scatter_(0, places, order)
+    block_numbers = torch.arange(-(-size // block))
+    owners = torch.searchsorted(blocks_of_expert.cumsum(0), block_numbers, right=True).clamp_(max=experts - 1)
+    padded_count = (blocks_of_expert.sum() * block).int().view(1)
+    return slots.int(), owners.int(), padded_count
+
+
+def as_stored(engine: ServingEngine, w: torch.Tensor) -> torch.Tensor:
     """A weight as vLLM keeps it: on ROCm rows in bf16 lie apart (UnquantizedFusedMoEMethod._maybe_pad_weight)."""
-    wanted = engine.device.backend == "hip" and engine.moe.envs.VLLM_ROCM_MOE_PADDING
-    if not wanted or w.element_size() == 1 or w.stride(-2) * w.element_size() % 512:
+    if engine.device.backend != "hip" or not engine.moe.envs.VLLM_ROCM_MOE_PADDING:
         return w
-    return torch.nn.functional.pad(w, (0, 256 // w.element_size()))[..., : w.shape[-1]]
+    size = w.element_size()
+    if size == 1 or w.stride(-2) * size % 512:
+        return w
+    return torch.nn.functional.pad(w, (0, 256 // size))[..., : w.shape[-1]]
 
 
-def as_run(p: MoeProblem, c: TileConfig) -> TileConfig:
+def as_launched(problem: MoeProblem, config: TileConfig) -> TileConfig:
     """A config as vLLM's launcher hands it on."""
-    step = min(c.get("BLOCK_SIZE_K"), SCALE_BLOCK if p.scale == "block" else 1 << 20)
-    values = {**c.values, "BLOCK_SIZE_K": step}
+    values = config.values
+    if problem.scale == "block":
+        values["BLOCK_SIZE_K"] = min(config.number("BLOCK_SIZE_K"), SCALE_BLOCK)
     values.pop("SPLIT_K", None)
-    return replace(c, items=tuple(values.items()))
+    return replace(config, items=tuple(values.items()))
 
 
-def is_legal(p: MoeProblem, c: TileConfig, target: Target) -> bool:
-    """False for what cannot be a good one, or does not run, before anything is compiled.
+def is_legal(problem: MoeProblem, config: TileConfig, target: Target) -> bool:
+    """False for what cannot be a good one, or does not run, before anything is compiled."""
+    knobs = config.knobs
+    if knobs.block_k > max(problem.n, problem.k) or accumulators(knobs, target) < LEAST_SUMS:
+        return False
+    stages = knobs.num_stages
+    if not _has_all_stages_in_shared(problem, knobs, target):
+        stages -= 1
+    if stages * stage_bytes(problem, knobs) > target.shared_bytes:
+        return False
+    for product in batched_products(problem):
+        with_skew = replace(product, m=min(problem.m, SKEWED * product.m))
+        if not fits_device(with_skew, config, target):
+            return False
+    return True
 
-    All stages of the pipeline lie in shared memory with asynchronous copies on AMD, and where wgmma reads them, for
-    which vLLM swaps the operands of fp8. Elsewhere one may be in registers.
-    """
-    x, hip = c.knobs, target.backend == "hip"
-    swapped = target.arch == 90 and p.bits == 8 and x.block_n >= 64
-    whole = target.async_copy if hip else target.arch in WGMMA and (x.block_m >= 64 or swapped)
-    return (
-        x.block_k <= max(p.n, p.k)
-        and accumulators(x, target) >= LEAST_SUMS
-        and (x.num_stages - (not whole)) * stage_bytes(p, x) <= target.shared_bytes
-        and all(fits(replace(q, m=min(p.m, SKEWED * q.m)), c, target) for q in batched(p))
-    )
+
+def _has_all_stages_in_shared(problem: MoeProblem, knobs: TileKnobs, target: Target) -> bool:
+    """All stages of the pipeline lie in shared memory with asynchronous copies on AMD, and where wgmma reads them, for
+    which vLLM swaps the operands of fp8. Elsewhere one may be in registers."""
+    if target.backend == "hip":
+        return target.async_copy
+    is_swapped = target.arch == 90 and problem.bits == 8 and knobs.block_n >= 64
+    return target.arch in WGMMA and (knobs.block_m >= 64 or is_swapped)
 
 
-def estimate(p: MoeProblem, c: TileConfig, target: Target) -> float:
+def estimate(problem: MoeProblem, config: TileConfig, target: Target) -> float:
     """Microseconds of both products."""
-    x = as_run(p, c)
-    return sum(estimate_us(q, x.knobs, target) for q in batched(p)) * warps_factor(x, target)
+    launched = as_launched(problem, config)
+    us = sum(estimate_us(product, launched.knobs, target) for product in batched_products(problem))
+    return us * warps_factor(launched, target)

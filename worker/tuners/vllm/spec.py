@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from worker.registry import parse_options
-from worker.tuners.catalog import AGAIN, Flag, TunerSpec
-from worker.tuners.search.source import SearchOptions, cost_factor
+from worker.tuners.catalog import TunerSpec
+from worker.tuners.search.options import SEARCH_FLAGS, SearchOptions, cost_factor
 
 NAME = "vllm"
 FAMILIES = ("a8w8_blockscale", "fmoe")
@@ -19,11 +19,7 @@ SPEC = TunerSpec(
     cost_factor=cost_factor,
     wants_family=True,
     wants_counts=True,
-    flags=(
-        Flag("search", "--search", str, "Search: fast (the default) or exhaustive.", metavar="HOW"),
-        Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),
-        AGAIN,
-    ),
+    flags=SEARCH_FLAGS,
     produces="configs",
     unit=lambda family, key: "",  # one file holds all M
     mixes=True,

@@ -20,13 +20,15 @@ from orchestrator.families import check_tuner_options, get_tuner
 from tests.paths import ROOT
 from tests.standins.triton_tree import make, values
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import ResolveError, slower
+from worker.triton_configs.resolve import ResolveError
+from worker.triton_configs.slowdown import is_slower
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import AiterSeeds, KindProblem, problem_of
-from worker.tuners.aiter_triton.tuner import bucket_of, plan
-from worker.tuners.search.bucket import Point, best
-from worker.tuners.search.source import Target, known
-from worker.tuners.search.tiles import config_of
+from worker.tuners.aiter_triton.problem import KindProblem, problem_of
+from worker.tuners.aiter_triton.seeds import AiterSeeds
+from worker.tuners.aiter_triton.tuner import bucket_of, points_of_buckets
+from worker.tuners.search.choice import Point, choose_config
+from worker.tuners.search.target import Target, datasheet_target
+from worker.tuners.search.tile_config import tile_config
 
 HALF = {"dtype": "torch.float16", "outdtype": "torch.float16"}  # the interpreter takes bfloat16 for integers
 DEFAULT = {"DEFAULT.json": {"M_LEQ_16": values(), "any": values(32, NUM_KSPLIT=2)}}
@@ -36,7 +38,7 @@ OLD = "today"
 
 def test_an_m_is_measured_with_the_others_of_its_bucket_and_with_the_bound() -> None:
     weights = {20: 3.0, 48: 10.0, 16: 1.0, 1000: 2.0}
-    assert plan(weights, {m: bucket_of(m, (16, 64, 256), "any") for m in weights}) == {
+    assert points_of_buckets(weights, {m: bucket_of(m, (16, 64, 256), "any") for m in weights}) == {
         "M_LEQ_16": [Point(16, 1.0)],  # the bound is one of the workload's
         "M_LEQ_64": [Point(48, 10.0), Point(20, 3.0), Point(64, 0.0)],  # the most weighty first
         "any": [Point(1000, 2.0)],  # no bound lies beyond the last
@@ -57,7 +59,7 @@ def test_an_m_is_measured_with_the_others_of_its_bucket_and_with_the_bound() -> 
 )
 def test_the_config_that_a_bucket_gets(us: dict[int, dict[str, float]], found: tuple[str, list[str]]) -> None:
     weights = {48: 10.0, 20: 1.0, 64: 0.0}
-    assert best([Point(m, weights[m]) for m in us], list(us.values()), [OLD] * len(us)) == found
+    assert choose_config([Point(m, weights[m]) for m in us], list(us.values()), [OLD] * len(us)) == found
 
 
 TIMES = st.lists(st.floats(1, 100), min_size=5, max_size=5)
@@ -67,10 +69,10 @@ TIMES = st.lists(st.floats(1, 100), min_size=5, max_size=5)
 def test_no_winner_is_slower_anywhere_than_the_rule_allows(drawn: dict[int, tuple[float, list[float]]]) -> None:
     points = [Point(m, weight) for m, (weight, _) in drawn.items()]
     us = {m: dict(zip([OLD, "a", "b", "c", "d"], times, strict=True)) for m, (_, times) in drawn.items()}
-    winner, harmful = best(points, list(us.values()), [OLD] * len(us))
+    winner, harmful = choose_config(points, list(us.values()), [OLD] * len(us))
     assert winner not in harmful
     if winner:
-        assert not any(slower(us[m][OLD], us[m][winner]) for m in us)
+        assert not any(is_slower(us[m][OLD], us[m][winner]) for m in us)
         weight = {p.m: p.weight if any(q.weight for q in points) else 1.0 for p in points}
         assert sum(weight[m] * us[m][winner] for m in us) < sum(weight[m] * us[m][OLD] for m in us)
 
@@ -113,7 +115,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
         d, row, bound = documents[shape], tuned[shape], 16 if m == 5 else 64
         assert (d["kind"], d["arch"]) == ("a16w16", "90")
         assert row["errRatio"] <= 0.05
-        assert row["kernelName"].startswith("config_" if d["values"] is None else config_of(d["values"]).name)
+        assert row["kernelName"].startswith("config_" if d["values"] is None else tile_config(d["values"]).name)
         points = {p[0]: p for p in d["points"]}
         weights = {m: 9 if m == 20 else 1, bound: 0}
         assert {p[0]: p[1] for p in d["points"]} == weights, "each row has its own M and the bound"
@@ -122,7 +124,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
         assert {p[6] for p in d["points"]} == {""}, "fused operators are for the default's"
     names = [r["row"]["kernelName"] for r in of(records, "row") if r["shape"] == 2]
     assert len(names) == len(set(names)), "a measurement that is repeated for the bucket adds no row"
-    assert config_of(values(32, NUM_KSPLIT=2)).name in names
+    assert tile_config(values(32, NUM_KSPLIT=2)).name in names
 
 
 @pytest.mark.full
@@ -133,7 +135,7 @@ def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path
     assert code == 1, output
     (tuned,), (failed,) = of(records, "shape_tuned"), of(records, "shape_failed")
     document = json.loads(tuned["row"]["triton_config"])
-    assert tuned["row"]["kernelName"] == config_of(values(16, 16)).name, "the wrapper's own"
+    assert tuned["row"]["kernelName"] == tile_config(values(16, 16)).name, "the wrapper's own"
     assert (document["default"], document["values"]) == (True, values(16, 16))
     points = {(m, caller): (old, new, err) for m, _, old, new, err, _, caller in document["points"]}
     assert set(points) == {(m, caller) for m in (5, 16) for caller in ("", "fused_gemm_a16w16_quant_x")}
@@ -192,7 +194,7 @@ def test_bad_options_are_refused(tuner: str, options: dict[str, Any], words: str
 
 
 KEY: dict[str, int | str] = {"M": 64, "N": 512, "K": 1024, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
-MI355X, H200 = known("gfx950"), known(90)
+MI355X, H200 = datasheet_target("gfx950"), datasheet_target(90)
 A16W16 = BY_NAME["a16w16"]
 
 
@@ -217,9 +219,9 @@ def test_seeds_are_todays_bucket_its_neighbours_the_defaults_and_those_of_near_s
     assert seeds.bounds == (16, 64, 256)
     p = problem(M=40)
     assert seeds.today(p).values == values(33)
-    rows = [c.values["BLOCK_SIZE_M"] for c in seeds.of(p)]
+    rows = [c.values["BLOCK_SIZE_M"] for c in seeds.seeds_of(p)]
     assert rows == [33, 65, 17, 32, 128, 256], "a bucket without the kind's keys does not count"
-    assert [c.values["BLOCK_SIZE_M"] for c in seeds.of(problem(M=40, N=4096))][:2] == [32, 64]
+    assert [c.values["BLOCK_SIZE_M"] for c in seeds.seeds_of(problem(M=40, N=4096))][:2] == [32, 64]
     with pytest.raises(ResolveError, match="no default file for gfx950"):
         AiterSeeds(tmp_path, "gfx950", A16W16)
 
@@ -246,7 +248,7 @@ def test_what_the_wrapper_makes_equal_is_one_candidate() -> None:
     names = {tuple(sorted((k, str(v)) for k, v in c.values.items() if k != "NUM_KSPLIT")) for c in found}
     assert len(names) == len(found)
     for rows, equal in ((64, True), (16, False)):  # one row of tiles has no order
-        pair = [config_of({**values(rows), "GROUP_SIZE_M": group}) for group in (1, 8)]
+        pair = [tile_config({**values(rows), "GROUP_SIZE_M": group}) for group in (1, 8)]
         assert (len(space.space_of(A16W16, p, MI355X, as_given).distinct(pair)) == 1) is equal
 
 
@@ -261,8 +263,8 @@ def test_what_the_wrapper_makes_equal_is_one_candidate() -> None:
 )
 def test_what_cannot_run_is_dropped_before_it_is_compiled(config: dict[str, Any], target: Target) -> None:
     p = problem(gfx=target.gfx)
-    assert not space.is_legal(A16W16, p, config_of(config), target)
-    assert space.is_legal(A16W16, p, config_of(values(64, 64, 64)), target)
+    assert not space.is_legal(A16W16, p, tile_config(config), target)
+    assert space.is_legal(A16W16, p, tile_config(values(64, 64, 64)), target)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_what_cannot_run_is_dropped_before_it_is_compiled(config: dict[str, Any]
 def test_shared_memory_is_never_overestimated(kind: str, more: dict[str, Any], kept: int, copied: int) -> None:
     """`kept`: a stage is in registers; `copied`: asynchronous copies. As Triton 3.6 and 3.9 take at least."""
     p = problem(kind, {"batched_a16w4": "batched_bf16"}.get(kind, kind), B=2)
-    c = config_of(values(32, 128, 128, amd=True, **more))
+    c = tile_config(values(32, 128, 128, amd=True, **more))
     of = [space.least_shared_bytes(BY_NAME[kind], p, c, replace(MI355X, async_copy=a)) for a in (False, True)]
     assert of == [kept, copied]
 
@@ -290,17 +292,18 @@ import json, sys
 from dataclasses import replace
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.source import AiterSource
-from worker.tuners.aiter_triton.space import least_shared_bytes, problem_of
+from worker.tuners.aiter_triton.problem import problem_of
+from worker.tuners.aiter_triton.space import least_shared_bytes
 from worker.tuners.search.compiling import compile_candidate
-from worker.tuners.search.source import copies_async, known
-from worker.tuners.search.tiles import config_of
+from worker.tuners.search.target import copies_async, datasheet_target
+from worker.tuners.search.tile_config import tile_config
 root, arch, configs, caller = sys.argv[1:]
-target = known(int(arch) if arch.isdigit() else arch)
+target = datasheet_target(int(arch) if arch.isdigit() else arch)
 target = replace(target, async_copy=target.backend == "hip" and copies_async(arch))
 key = {"M": 20, "N": 64, "K": 4096, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
 p = problem_of("a16w16", "a16w16", key, target.gfx)
 for values in json.loads(configs):
-    config = config_of(values)
+    config = tile_config(values)
     job = (p.case, replace(config, caller=caller))
     status, detail, f = compile_candidate(AiterSource(root, "a16w16"), target, job)
     least = least_shared_bytes(BY_NAME["a16w16"], p, config, target)

@@ -17,12 +17,13 @@ from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.compiling import CompileResult
-from worker.tuners.search.measuring import Answer, Ask
-from worker.tuners.search.model import CandidateRanker, StopRules
-from worker.tuners.search.source import CompileFacts, known
-from worker.tuners.search.tiles import TileConfig
-from worker.tuners.search.tuner import KernelStore
+from worker.tuners.search.compile_pool import CompileResult
+from worker.tuners.search.kernel_store import KernelStore
+from worker.tuners.search.messages import Answer, CallBench
+from worker.tuners.search.ranker import CandidateRanker, StopRules
+from worker.tuners.search.source import CompileFacts
+from worker.tuners.search.target import datasheet_target
+from worker.tuners.search.tile_config import TileConfig
 
 Make = Callable[..., Kit]
 
@@ -59,8 +60,8 @@ def test_the_fastest_wins_and_every_candidate_is_a_row(kit: Make, problem: Probl
     assert (ranking.margin or 0) > 3
     assert k.context.spent["check"] > 0
     assert k.context.spent["compile"] > 0
-    k.measurer.send(Ask("time_canary"))
-    assert k.measurer.wait(20) == Answer((2.0, 3.0))
+    k.measurer.send(CallBench("time_canary"))
+    assert k.measurer.wait_for_answer(20) == Answer((2.0, 3.0))
 
 
 def test_what_does_not_compile_is_a_row_and_a_crashed_compiler_is_replaced(kit: Make) -> None:
@@ -91,14 +92,14 @@ def test_a_candidate_that_faults_twice_is_blocked_and_the_shape_goes_on(kit: Mak
     assert {n for n, r in k.rows().items() if r["status"] == "ok"} == {c.name for c in FIVE} - {SLOW.name}
     k.run(FIVE)
     assert k.rows()[SLOW.name]["detail"].startswith("blocked: ")
-    assert k.store.faults("a16w16") == {SLOW.name: 2}, "it was not run again"
+    assert k.store.count_faults("a16w16") == {SLOW.name: 2}, "it was not run again"
 
 
 def test_a_candidate_that_faulted_once_gets_another_chance(kit: Make) -> None:
     k = kit({SLOW.name: "kill"}, once=True)
     k.run(FIVE)
     assert k.rows()[SLOW.name]["status"] == "ok"
-    assert k.store.faults("a16w16") == {SLOW.name: 1}
+    assert k.store.count_faults("a16w16") == {SLOW.name: 1}
 
 
 def test_a_device_on_which_everything_faults_ends_the_attempt(kit: Make) -> None:
@@ -121,7 +122,7 @@ def test_an_error_that_leaves_the_device_sound_is_a_row(kit: Make, text: str, st
     k.run(FIVE)
     assert k.rows()[SLOW.name]["status"] == status
     assert k.measurer.connections == before  # the same process
-    assert k.store.faults("a16w16") == {}
+    assert k.store.count_faults("a16w16") == {}
 
 
 @pytest.mark.parametrize("when", ["wrong", "wrong later"])
@@ -168,13 +169,13 @@ def test_fast_and_a_budget_stop_before_all_are_measured(kit: Make) -> None:
 def test_the_shapes_of_a_group_share_compiled_kernels(kit: Make) -> None:
     k = kit()
     second = k.task(FIVE, replace(PROBLEM, m=128), 2)
-    assert len(k.context.jobs([second])) == len(FIVE)
+    assert len(k.context.jobs_of([second])) == len(FIVE)
     assert k.run(FIVE) == BEST.name
-    assert k.context.jobs([second]) == [], "there is nothing left to compile"
+    assert k.context.jobs_of([second]) == [], "there is nothing left to compile"
     assert k.run(FIVE, task=second) == BEST.name
 
 
-H200 = known(90)
+H200 = datasheet_target(90)
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096)]
 
 
@@ -188,7 +189,7 @@ def tried_with(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
     tried = []
     while not ranker.is_done():
         tried.append(ranker.order()[0])
-        ranker.measured(tried[-1], times[tried[-1]])
+        ranker.add_time(tried[-1], times[tried[-1]])
     return tried
 
 
@@ -223,26 +224,26 @@ def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, i
 
 def test_exhaustive_tries_every_candidate_seeds_first_and_in_an_order_that_a_neighbour_taught() -> None:
     ranker, neighbour = ranker_of(10.0, 11.0, 12.0, all=True), ranker_of(20.0, 21.0, 22.0)
-    neighbour.measured(0, 60.0)
-    neighbour.measured(1, 21.0)
-    ranker.learn(neighbour)
-    ranker.first([2])
+    neighbour.add_time(0, 60.0)
+    neighbour.add_time(1, 21.0)
+    ranker.learn_from(neighbour)
+    ranker.put_first([2])
     assert tried_with(ranker, {0: 10.0, 1: 11.0, 2: 12.0}) == [2, 1, 0]
 
 
 def test_the_search_goes_on_while_a_candidate_may_win() -> None:
     ranker = ranker_of(10.0, 10.0, 10.0, 1.0, apart=20, at_least=2, patience=1)
     for i in (0, 1, 2):
-        ranker.measured(i, 10.0)
+        ranker.add_time(i, 10.0)
     assert not ranker.is_done()
-    ranker.measured(3, 9.999)
+    ranker.add_time(3, 9.999)
     assert ranker.is_done()
 
 
 def test_the_store_keeps_faults_and_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     store = KernelStore(tmp_path, {"device": "x", "triton": "1"})
     (store.root / "blocked.jsonl").write_bytes(b'[1]\nnull\n\xff\n{"family":"a16w16","candidate":3}\n{"family":"a16')
-    assert [store.faulted("a16w16", "bad", "SIGSEGV") for _ in range(2)] == [1, 2]
+    assert [store.record_fault("a16w16", "bad", "SIGSEGV") for _ in range(2)] == [1, 2]
     for triton, blocked in (("1", {"bad"}), ("2", set())):
         assert KernelStore(tmp_path, {"triton": triton, "device": "x"}).blocked("a16w16") == blocked
 

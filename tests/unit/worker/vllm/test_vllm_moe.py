@@ -19,16 +19,24 @@ from hypothesis import strategies as st
 
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
-from worker.triton_configs.engine import Device
+from worker.triton_configs.engine_package import EngineDevice
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.search.source import known
-from worker.tuners.search.tiles import config_of
+from worker.tuners.search.target import datasheet_target
+from worker.tuners.search.tile_config import tile_config
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from worker.tuners.common.operands import generator  # noqa: E402
-from worker.tuners.vllm.moe import EXPONENTS, Moe, MoeInputs, MoeProblem, align, batched, hit, route  # noqa: E402
+from worker.tuners.vllm.moe import MoeSource, sort_slots_by_expert  # noqa: E402
+from worker.tuners.vllm.moe_problem import (  # noqa: E402
+    EXPONENTS,
+    MoeInputs,
+    MoeProblem,
+    batched_products,
+    expected_experts_hit,
+    route,
+)
 
 CPU = torch.device("cpu")
 FP8 = {"q_dtype_a": "torch.float8_e4m3fn", "q_dtype_w": "torch.float8_e4m3fn"}
@@ -41,7 +49,7 @@ KEY: dict[str, Any] = {
 
 
 def problem(label: str = "uniform", gfx: str = "sm_90", **changes: Any) -> MoeProblem:
-    return replace(Moe("", H200).problem("fmoe", {**KEY, **changes}, gfx), label=label)
+    return replace(MoeSource("", H200).problem("fmoe", {**KEY, **changes}, gfx), label=label)
 
 
 def values(m: int = 16, n: int = 64, k: int = 128, **more: int) -> dict[str, int]:
@@ -55,7 +63,7 @@ def values(m: int = 16, n: int = 64, k: int = 128, **more: int) -> dict[str, int
 )
 def test_slots_are_sorted_as_a_plain_loop_sorts_them(drawn: tuple[int, list[int]], block: int) -> None:
     experts, ids = drawn
-    slots, owners, padded = align(torch.tensor(ids, dtype=torch.int32).view(-1, 1), block, experts)
+    slots, owners, padded = sort_slots_by_expert(torch.tensor(ids, dtype=torch.int32).view(-1, 1), block, experts)
     wanted: list[int] = []
     for e in range(experts):
         mine = [i for i, x in enumerate(ids) if x == e]
@@ -91,8 +99,8 @@ def test_tokens_get_experts_without_repetition_by_their_popularity(
 def test_the_experts_that_are_hit_are_about_as_many_as_expected(label: str, m: int) -> None:
     p = problem(label, token=m, expert=64, topk=4)
     drawn = [len(set(route(p, generator(CPU, i)).flatten().tolist())) for i in range(20)]
-    assert hit(p) == pytest.approx(sum(drawn) / 20, rel=0.06)
-    assert all(q.b * q.m >= p.slots for q in batched(p))
+    assert expected_experts_hit(p) == pytest.approx(sum(drawn) / 20, rel=0.06)
+    assert all(q.b * q.m >= p.slots for q in batched_products(p))
 
 
 @pytest.mark.parametrize("quant", [BF16, TENSOR, BLOCK])
@@ -100,7 +108,7 @@ def test_the_experts_that_are_hit_are_about_as_many_as_expected(label: str, m: i
 def test_the_reference_is_what_a_plain_loop_computes(quant: dict[str, str], gated: int) -> None:
     p = problem(token=3, use_g1u1=gated, **quant)
     made = MoeInputs.make(p, CPU, 0, 1)
-    own, w = made.own, made.sets[0]
+    own, w = made.tokens, made.weight_sets[0]
     one, two = made.reference()
 
     def scaled(name: str, scale: str, place: int | tuple[int, int], n: int) -> Any:
@@ -115,7 +123,7 @@ def test_the_reference_is_what_a_plain_loop_computes(quant: dict[str, str], gate
         return rows * (wide if name in own else wide.repeat_interleave(128, -2)[:n])
 
     for token, slot in [(t, j) for t in range(3) for j in range(2)]:
-        e, row = int(made.ids[token, slot]), token * 2 + slot
+        e, row = int(made.experts_of_tokens[token, slot]), token * 2 + slot
         x, w1 = scaled("x", "xs", token, 0), scaled("w1", "s1", e, p.products[0][0])
         y, w2 = scaled("y", "ys", row, 0), scaled("w2", "s2", e, p.products[1][0])
         torch.testing.assert_close(one[row], w1 @ x, rtol=1e-4, atol=1e-4)
@@ -129,14 +137,14 @@ def test_copies_have_routings_of_their_own_and_share_large_weights() -> None:
     p = problem(token=64)
     made = MoeInputs.make(p, CPU, 0, 1)
     copies = [made.copy() for _ in range(3)]
-    assert len({str(c.ids.tolist()) for c in (made, *copies)}) == 4
-    assert len({c.own["x"].data_ptr() for c in (made, *copies)}) == 4
-    assert len({c.sets[c.turn % len(c.sets)]["w1"].data_ptr() for c in (made, *copies)}) == 4
+    assert len({str(c.experts_of_tokens.tolist()) for c in (made, *copies)}) == 4
+    assert len({c.tokens["x"].data_ptr() for c in (made, *copies)}) == 4
+    assert len({c.weights["w1"].data_ptr() for c in (made, *copies)}) == 4
     wide = replace(p, n=1 << 22)
-    large = replace(made, problem=wide, sets=made.sets[:1])
-    assert large.copy().sets is large.sets
-    assert len(large.sets) == 1
-    assert made.bytes < Moe("", H200).needed_bytes(p)
+    large = replace(made, problem=wide, weight_sets=made.weight_sets[:1])
+    assert large.copy().weight_sets is large.weight_sets
+    assert len(large.weight_sets) == 1
+    assert made.bytes < MoeSource("", H200).needed_bytes(p)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +166,7 @@ def test_what_is_not_measured_is_refused(changes: dict[str, Any], words: str) ->
 
 
 def test_a_problem_names_its_file() -> None:
-    source = Moe(str(tree("vllm")), H200)
+    source = MoeSource(str(tree("vllm")), H200)
     engine = source.engine()
     assert engine.file_name(problem().layer) == (
         "E=8,N=128,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
@@ -168,17 +176,17 @@ def test_a_problem_names_its_file() -> None:
     assert problem(gfx="gfx942").dtype == "float8_e4m3fnuz"
     for quant in (BF16, TENSOR, BLOCK):
         p = problem(token=40, expert=250, **quant)
-        assert engine.config(p.layer, p.m) == source.default(p)
+        assert engine.config(p.layer, p.m) == source.default_config(p)
 
 
 @pytest.mark.parametrize(("m", "is_sorted"), [(1, False), (2, False), (3, True)])
 def test_the_engine_decides_whether_slots_are_sorted(m: int, is_sorted: bool) -> None:
-    source, p = Moe(str(tree("vllm")), H200), problem(token=m, expert=16)
+    source, p = MoeSource(str(tree("vllm")), H200), problem(token=m, expert=16)
     inputs = source.inputs(p, CPU, 0, 0)
     operands = source.operands(inputs)
     assert ("slots16" in operands) == is_sorted, "vLLM's own rule: 4 M topk <= E"
     if not is_sorted:
-        assert operands["owners16"].tolist() == inputs.ids.flatten().tolist()
+        assert operands["owners16"].tolist() == inputs.experts_of_tokens.flatten().tolist()
         assert operands["padded16"].tolist() == [m * 2 * 16]
     launches = source.launches(p, values(16), operands, inputs.output())
     assert [x.named["top_k"] for x in launches] == [2, 1]
@@ -189,7 +197,7 @@ def test_the_engine_decides_whether_slots_are_sorted(m: int, is_sorted: bool) ->
 
 def test_weights_lie_on_rocm_as_vllm_pads_them() -> None:
     for device, quant, stride in ((MI355X, BF16, 256 + 128), (MI355X, BLOCK, 256), (H200, BF16, 256)):
-        p, source = problem(token=1, **quant), Moe(str(tree("vllm")), device)
+        p, source = problem(token=1, **quant), MoeSource(str(tree("vllm")), device)
         inputs = source.inputs(p, CPU, 0, 0)
         one, _ = inputs.reference()
         operands = source.operands(inputs)
@@ -213,19 +221,19 @@ def test_weights_lie_on_rocm_as_vllm_pads_them() -> None:
     ],
 )
 def test_candidates(arch: int | str, changes: dict[str, Any], key: str, legal: set[int]) -> None:
-    target = known(arch)
+    target = datasheet_target(arch)
     p = problem(gfx=target.gfx, **{"model_dim": 7168, "inter_dim": 2048, **changes})
-    space = Moe("", H200).space(p, target)
-    found = space.candidates([config_of(values())], 400)
+    space = MoeSource("", H200).space(p, target)
+    found = space.candidates([tile_config(values())], 400)
     assert {c.values[key] for c in space.candidates()} == legal
     assert len({c.name for c in found}) == len(found) <= 400
-    twice = [config_of(values(k=128)), config_of(values(k=256)), config_of({**values(k=128), "SPLIT_K": 1})]
+    twice = [tile_config(values(k=128)), tile_config(values(k=256)), tile_config({**values(k=128), "SPLIT_K": 1})]
     assert len(space.distinct(twice)) == (1 if p.scale == "block" else 2), "vLLM cuts a step to the block"
 
 
 def test_large_m_share_their_kernels_and_the_weights_to_compile_with_are_few() -> None:
     def alike(m: int, **changes: Any) -> MoeProblem:
-        return Moe("", H200).alike(problem("zipf1", **{"token": m, "expert": 64, **changes}))
+        return MoeSource("", H200).compile_problem(problem("zipf1", **{"token": m, "expert": 64, **changes}))
 
     assert {alike(m).m for m in (512, 1024, 4096)} == {256}
     assert [alike(m).m for m in (1, 64, 515, 1537)] == [1, 64, 259, 257]
@@ -273,26 +281,26 @@ CODE = """
 import json, sys
 from dataclasses import replace
 import torch
-from worker.triton_configs.engine import Device
+from worker.triton_configs.engine_package import EngineDevice
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.search.compiling import compile_candidate
-from worker.tuners.search.source import known
-from worker.tuners.search.tiles import config_of
-from worker.tuners.vllm.moe import Moe
+from worker.tuners.search.target import datasheet_target
+from worker.tuners.search.tile_config import tile_config
+from worker.tuners.vllm.moe import MoeSource
 what, root, name, arch, key, dtype, configs = sys.argv[1:]
-target = known(int(arch) if arch.isdigit() else arch)
-source = Moe(root, Device(name, target.arch))
+target = datasheet_target(int(arch) if arch.isdigit() else arch)
+source = MoeSource(root, EngineDevice(name, target.arch))
 for token, values in json.loads(configs):
     p = source.problem("fmoe", {**json.loads(key), "token": token}, target.gfx)
     p = replace(p, dtype=dtype or p.dtype, label="zipf1")
     if what == "compile":
-        status, detail, f = compile_candidate(source, target, source.job(p, config_of(values)))
+        status, detail, f = compile_candidate(source, target, source.job(p, tile_config(values)))
         print(json.dumps([status, detail, f and [f.shared_bytes, f.vgprs, f.spills, repr(f.same_as)]]))
         continue
     sets = [source.inputs(p, torch.device("cpu"), 0, draw) for draw in (0, 1)]
     sets.append(sets[1].copy())
     out, errs = sets[0].output(), []
-    for call, made in zip(source.launch(p, config_of(values), [source.operands(s) for s in sets], out), sets):
+    for call, made in zip(source.launch(p, tile_config(values), [source.operands(s) for s in sets], out), sets):
         poison([out])
         call()
         one, two = made.reference()
@@ -302,7 +310,12 @@ for token, values in json.loads(configs):
 
 
 def asked(
-    what: str, folder: Path, device: Device, key: dict[str, Any], *given: tuple[int, dict[str, int]], dtype: str = ""
+    what: str,
+    folder: Path,
+    device: EngineDevice,
+    key: dict[str, Any],
+    *given: tuple[int, dict[str, int]],
+    dtype: str = "",
 ) -> Any:
     """Run the code above: an answer for each number of tokens with its config."""
     argv = [sys.executable, "-W", "ignore", "-c", CODE, what, str(tree("vllm")), device.name, str(device.arch)]
@@ -319,7 +332,7 @@ def asked(
     [(BF16, "float32", H200), (TENSOR, "", H200), (BLOCK, "", H200), (BLOCK, "", MI355X)],
 )
 def test_both_products_of_the_engines_kernel_are_right_for_each_copy(
-    tmp_path: Path, quant: dict[str, str], dtype: str, device: Device
+    tmp_path: Path, quant: dict[str, str], dtype: str, device: EngineDevice
 ) -> None:
     more = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16} if device is MI355X else {}
     given = [(1, values(**more)), (3, values(8, 128, 64, GROUP_SIZE_M=16, **more))]
@@ -339,7 +352,7 @@ AMD = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16}
     ],
 )
 def test_one_job_compiles_both_products_for_a_chip_that_is_not_here(
-    tmp_path: Path, quant: dict[str, str], device: Device, more: dict[str, int]
+    tmp_path: Path, quant: dict[str, str], device: EngineDevice, more: dict[str, int]
 ) -> None:
     key = {**KEY, **quant, "model_dim": 2048, "inter_dim": 768, "expert": 128, "topk": 8}
     given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 64, num_stages=3, **more)]

@@ -25,14 +25,16 @@ from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer
 from worker.families import tuner_of
 from worker.protocol import SpecShape
-from worker.triton_configs.engine import Device
-from worker.triton_configs.keys import USUAL_KEYS, served, written
+from worker.triton_configs.engine_package import EngineDevice
+from worker.triton_configs.keys import USUAL_KEYS, Segment, entries_of, ranges_served
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.bucket import Point, best, worst_regret
-from worker.tuners.search.compiling import CompilePool, CompileResult
-from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer
-from worker.tuners.search.source import CompileFacts, known
-from worker.tuners.search.tiles import config_of
+from worker.tuners.search.choice import Point, choose_config, worst_regret
+from worker.tuners.search.compile_pool import CompilePool, CompileResult
+from worker.tuners.search.measuring_process import MeasuringProcess
+from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.search.source import CompileFacts
+from worker.tuners.search.target import datasheet_target
+from worker.tuners.search.tile_config import tile_config
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 
@@ -44,26 +46,26 @@ def nearest(keys: dict[int, Any], m: int) -> int:
 
 @given(KEYS)
 def test_a_key_serves_the_m_that_are_nearest_to_it(keys: list[int]) -> None:
-    ranges = served(keys)
+    ranges = ranges_served(keys)
     ordered = dict.fromkeys(sorted(keys))
     for m in range(1, 300):
         first, last = ranges[nearest(ordered, m)]
         assert first <= m
         assert last is None or m <= last
-    assert list(served(USUAL_KEYS).items())[3:5] == [(8, (7, 12)), (16, (13, 20))]
-    assert served(USUAL_KEYS)[4096] == (3585, None)
+    assert list(ranges_served(USUAL_KEYS).items())[3:5] == [(8, (7, 12)), (16, (13, 20))]
+    assert ranges_served(USUAL_KEYS)[4096] == (3585, None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.sampled_from("abc"), st.integers(0, 99)), min_size=1, max_size=10))
 def test_written_keys_give_every_m_what_is_meant_for_it(drawn: list[tuple[int, str, int]]) -> None:
-    segments: list[tuple[int, int | None, Any, int]] = []
+    segments: list[Segment] = []
     first = 1
     for length, values, own in drawn:
-        segments.append((first, first + length - 1, values, first + own % length if own < 80 else own))
+        segments.append(Segment(first, first + length - 1, values, first + own % length if own < 80 else own))
         first += length
     start, _, values, own = segments[-1]
-    segments[-1] = (start, None, values, own)
-    found = written(segments)
+    segments[-1] = Segment(start, None, values, own)
+    found = entries_of(segments)
     assert list(found) == sorted(found)
     for m in range(1, first + 120):
         wanted = next(v for a, b, v, _ in segments if a <= m and (b is None or m <= b))
@@ -71,41 +73,43 @@ def test_written_keys_give_every_m_what_is_meant_for_it(drawn: list[tuple[int, s
 
 
 def test_usual_ranges_need_no_further_keys_and_a_part_of_one_needs_a_pair() -> None:
-    whole = [(first, last, str(key), key) for key, (first, last) in served(USUAL_KEYS).items()]
-    assert list(written(whole)) == list(USUAL_KEYS)
-    parts = [(1, 40, "old", 32), (41, 56, "new", 48), (57, 70, "old", 64), (71, None, "other", 96)]
-    assert list(written(parts)) == [32, 48, 64, 70, 71, 96]
+    whole = [Segment(first, last, str(key), key) for key, (first, last) in ranges_served(USUAL_KEYS).items()]
+    assert list(entries_of(whole)) == list(USUAL_KEYS)
+    parts = [Segment(1, 40, "old", 32), Segment(41, 56, "new", 48), Segment(57, 70, "old", 64)]
+    assert list(entries_of([*parts, Segment(71, None, "other", 96)])) == [32, 48, 64, 70, 71, 96]
 
 
 def test_noise_counts_against_a_new_config_and_it_must_be_faster_somewhere() -> None:
     points = [Point(57, 0.0), Point(64, 1.0)]
     us = [{"old": 20.0, "a": 19.5, "b": 15.0}, {"old": 20.0, "a": 10.0, "b": 12.0}]
-    assert best(points, us, ["old", "old"], us)[0] == "a"
+    assert choose_config(points, us, ["old", "old"], us)[0] == "a"
     high = [{**us[0], "a": 20.7}, us[1]]
-    assert best(points, us, ["old", "old"], high) == ("b", ["a"]), "it may be slower at an end"
-    assert best([points[1]], [us[1]], ["old"], [{"old": 20.0, "a": 20.0, "b": 20.1}])[0] == "", "not surely faster"
+    assert choose_config(points, us, ["old", "old"], high) == ("b", ["a"]), "it may be slower at an end"
+    assert choose_config([points[1]], [us[1]], ["old"], [{"old": 20.0, "a": 20.0, "b": 20.1}])[0] == "", (
+        "not surely faster"
+    )
 
 
 def test_the_least_worst_regret_wins_where_that_is_wanted() -> None:
     points = [Point(64, 1.0, "uniform"), Point(64, 1.0, "zipf1")]
     us = [{"old": 20.0, "a": 10.0, "b": 11.0}, {"old": 20.0, "a": 14.0, "b": 12.0}]
-    assert best(points, us, ["old", "old"], cost=worst_regret)[0] == "b"
-    assert best(points, us, ["old", "old"])[0] == "b"
+    assert choose_config(points, us, ["old", "old"], cost=worst_regret)[0] == "b"
+    assert choose_config(points, us, ["old", "old"])[0] == "b"
     us[1]["a"] = 12.5
-    assert best(points, us, ["old", "old"], cost=worst_regret)[0] == "a"
+    assert choose_config(points, us, ["old", "old"], cost=worst_regret)[0] == "a"
 
 
 def test_its_rows_are_not_taken_for_aiters() -> None:
-    name = config_of({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128}, "vllm_").name
+    name = tile_config({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128}, "vllm_").name
     assert (kind_by_names("triton", name), backend_name("a8w8_blockscale", name, libtype="triton")) == ("own", "vllm")
 
 
 @pytest.fixture
 def linear() -> Any:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from worker.tuners.vllm.source import Linear
+    from worker.tuners.vllm.linear import LinearSource
 
-    return Linear("", H200)
+    return LinearSource("", H200)
 
 
 KEY: dict[str, int | str] = {"M": 64, "N": 2112, "K": 7168}
@@ -133,7 +137,7 @@ def values(m: int = 16, n: int = 64, k: int = 128, **more: int) -> dict[str, int
 def test_candidates_are_what_the_kernel_takes_on_the_chip(
     linear: Any, arch: int | str, m: int, key: str, legal: set[Any]
 ) -> None:
-    target = known(arch)
+    target = datasheet_target(arch)
     p = linear.problem("a8w8_blockscale", {**KEY, "M": m}, target.gfx)
     assert p.dtype == ("float8_e4m3fnuz" if arch == "gfx942" else "float8_e4m3fn")
     space = linear.space(p, target)
@@ -141,7 +145,7 @@ def test_candidates_are_what_the_kernel_takes_on_the_chip(
     assert {c.values.get(key) for c in found} == legal
     assert len({c.name for c in found}) == len(found)
     assert {tuner_of(c.name) for c in found} == {"vllm"}
-    with_seed = space.candidates([config_of(values(16, 64, 128, GROUP_SIZE_M=1))], 300)
+    with_seed = space.candidates([tile_config(values(16, 64, 128, GROUP_SIZE_M=1))], 300)
     assert 200 < len(with_seed) <= 300
 
 
@@ -156,23 +160,23 @@ def test_candidates_are_what_the_kernel_takes_on_the_chip(
 )
 def test_what_cannot_be_right_or_run_is_not_compiled(linear: Any, config: dict[str, int]) -> None:
     p = linear.problem("a8w8_blockscale", {**KEY, "M": 16}, "sm_90")
-    space = linear.space(p, known(90))
-    assert not space.is_legal(config_of(config))
-    assert space.is_legal(config_of(values()))
+    space = linear.space(p, datasheet_target(90))
+    assert not space.is_legal(tile_config(config))
+    assert space.is_legal(tile_config(values()))
     short = linear.problem("a8w8_blockscale", {**KEY, "K": 128}, "sm_90")
-    assert linear.space(short, known(90)).is_legal(config_of(values(16, 64, 256))), "K has one scale"
+    assert linear.space(short, datasheet_target(90)).is_legal(tile_config(values(16, 64, 256))), "K has one scale"
 
 
 def test_one_row_of_tiles_has_no_order(linear: Any) -> None:
     p = linear.problem("a8w8_blockscale", KEY, "sm_90")
-    space = linear.space(p, known(90))
-    pairs = [[config_of(values(m, GROUP_SIZE_M=g)) for g in (1, 16)] for m in (32, 64)]
+    space = linear.space(p, datasheet_target(90))
+    pairs = [[tile_config(values(m, GROUP_SIZE_M=g)) for g in (1, 16)] for m in (32, 64)]
     assert [len(space.distinct(pair)) for pair in pairs] == [2, 1]
 
 
 def test_m_of_one_class_share_their_kernels(linear: Any) -> None:
     def alike(m: int, n: int = 2112) -> int:
-        found: int = linear.alike(linear.problem("a8w8_blockscale", {**KEY, "M": m, "N": n}, "sm_90")).m
+        found: int = linear.compile_problem(linear.problem("a8w8_blockscale", {**KEY, "M": m, "N": n}, "sm_90")).m
         return found
 
     assert [alike(m) for m in (1, 2, 5, 17, 16, 48, 4096)] == [1, 17, 17, 17, 16, 16, 16]
@@ -201,7 +205,7 @@ def name_of(n: int, k: int, device: str = "NVIDIA_H200") -> str:
 
 
 def test_seeds_are_todays_entry_its_neighbours_the_default_and_those_of_near_files(tmp_path: Path, linear: Any) -> None:
-    from worker.tuners.vllm.tuner import EngineSeeds
+    from worker.tuners.vllm.engine_file import EngineSeeds
 
     root = copied(tmp_path)
     files = {
@@ -216,12 +220,12 @@ def test_seeds_are_todays_entry_its_neighbours_the_default_and_those_of_near_fil
     p = linear.problem("a8w8_blockscale", KEY, "sm_90")
     default = {**values(64, 128), "GROUP_SIZE_M": 32}
     wanted = [values(32), values(128), values(16), default, values(256), values(16, 256)]
-    assert [c.values for c in seeds.of(p)] == wanted, "of other (N, K) the nearest first, of other devices none"
-    won = config_of(values(64, 64), "vllm_")
-    seeds.won(replace(p, m=32), won)
-    assert seeds.of(p)[-1] == won
+    assert [c.values for c in seeds.seeds_of(p)] == wanted, "of other (N, K) the nearest first, of other devices none"
+    won = tile_config(values(64, 64), "vllm_")
+    seeds.add_winner(replace(p, m=32), won)
+    assert seeds.seeds_of(p)[-1] == won
     other = linear.problem("a8w8_blockscale", {**KEY, "N": 4096}, "sm_90")
-    assert seeds.of(other)[0].values == default
+    assert seeds.seeds_of(other)[0].values == default
 
 
 WANTED = {True: 16, False: 64}  # the best rows of a tile below M=75, and from there on
@@ -236,7 +240,7 @@ class StandInDevice(StandIn):
 
     def timer(self, loaded: Any) -> Timer:
         c = loaded.candidate
-        away = abs(math.log2(c.get("BLOCK_SIZE_M") / WANTED[self.m < 75])) + 0.1 * (c.get("BLOCK_SIZE_N") != 64)
+        away = abs(math.log2(c.number("BLOCK_SIZE_M") / WANTED[self.m < 75])) + 0.1 * (c.number("BLOCK_SIZE_N") != 64)
         return Timer(20 + 5 * away)
 
 
@@ -246,10 +250,10 @@ def serve(conn: Any) -> None:
 
 def test_an_m_becomes_a_key_where_it_and_the_key_want_different_configs(tmp_path: Path) -> None:
     """Everything but device and compiler is real. The default has 64 rows, which 80 likes and 64 does not."""
-    from worker.tuners.vllm.source import Linear
-    from worker.tuners.vllm.tuner import EngineFile, EngineSeeds
+    from worker.tuners.vllm.engine_file import EngineFile, EngineSeeds
+    from worker.tuners.vllm.linear import LinearSource
 
-    class Source(Linear):
+    class Source(LinearSource):
         def compile(self, job: Any, target: Any) -> CompileFacts:
             return CompileFacts(1024, None, 0, repr(job))
 
@@ -281,11 +285,11 @@ class OwnPool:
         self.source, self.done, self.jobs = source, dict[str, CompileResult](), list[Any]()
         self.connections: list[Any] = []
 
-    def want(self, jobs: Any) -> None:
+    def request(self, jobs: Any) -> None:
         self.jobs = [job for job in jobs if job[0] not in self.done]
 
     def collect(self) -> list[CompileResult]:
-        made = [CompileResult(n, "ok", "", self.source.compile(job, known(90))) for n, job in self.jobs]
+        made = [CompileResult(n, "ok", "", self.source.compile(job, datasheet_target(90))) for n, job in self.jobs]
         self.done |= {result.name: result for result in made}
         self.jobs = []
         return made
@@ -293,22 +297,22 @@ class OwnPool:
 
 CODE = """
 import json, sys
-from worker.triton_configs.engine import Device
+from worker.triton_configs.engine_package import EngineDevice
 from worker.tuners.search.compiling import compile_candidate
-from worker.tuners.search.source import known
-from worker.tuners.search.tiles import config_of
-from worker.tuners.vllm.source import Linear
+from worker.tuners.search.target import datasheet_target
+from worker.tuners.search.tile_config import tile_config
+from worker.tuners.vllm.linear import LinearSource
 root, name, arch, key, configs = sys.argv[1:]
-target = known(int(arch) if arch.isdigit() else arch)
-source = Linear(root, Device(name, target.arch))
+target = datasheet_target(int(arch) if arch.isdigit() else arch)
+source = LinearSource(root, EngineDevice(name, target.arch))
 p = source.problem("a8w8_blockscale", json.loads(key), target.gfx)
 for values in json.loads(configs):
-    status, detail, f = compile_candidate(source, target, source.job(p, config_of(values)))
+    status, detail, f = compile_candidate(source, target, source.job(p, tile_config(values)))
     print(json.dumps([status, detail, f and [f.shared_bytes, f.vgprs, f.spills, repr(f.same_as)]]))
 """
 
 
-def compiled(folder: Path, device: Device, key: dict[str, Any], *given: dict[str, int]) -> list[list[Any]]:
+def compiled(folder: Path, device: EngineDevice, key: dict[str, Any], *given: dict[str, int]) -> list[list[Any]]:
     argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree("vllm")), device.name, str(device.arch)]
     env = {"TRITON_CACHE_DIR": str(folder / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*argv, json.dumps(key), json.dumps(given)], capture_output=True, text=True, env=env)
@@ -320,7 +324,7 @@ def compiled(folder: Path, device: Device, key: dict[str, Any], *given: dict[str
     ("device", "stages", "more"), [(H200, 8, {}), (MI355X, 5, {"waves_per_eu": 2, "matrix_instr_nonkdim": 16})]
 )
 def test_candidates_are_compiled_for_a_chip_that_is_not_here(
-    tmp_path: Path, device: Device, stages: int, more: dict[str, int]
+    tmp_path: Path, device: EngineDevice, stages: int, more: dict[str, int]
 ) -> None:
     key = {"M": 64, "N": 512, "K": 7168}
     given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 128, **more)]
@@ -393,7 +397,7 @@ def test_a_file_is_tuned_by_ranges_and_its_rows_carry_them(tmp_path: Path) -> No
     assert measured == with_ends or not five["values"], "a config is proven at both ends"
     assert all(p[2] > 0 for p in five["points"] if p[0] >= 4), "today's config was measured too"
     assert values(64, 128) in five["old"]
-    assert tuned[1]["kernelName"] == (config_of(five["values"] or five["old"][0], "vllm_")).name
+    assert tuned[1]["kernelName"] == (tile_config(five["values"] or five["old"][0], "vllm_")).name
 
 
 def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(tmp_path: Path) -> None:

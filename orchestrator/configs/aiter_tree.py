@@ -1,0 +1,122 @@
+"""AITER as a project of config files: where its tree has them, what it reads of them, and what it must answer.
+
+`AiterTree` lays winners out, checks a file, names the readers of a bucket, and looks configs up as AITER does
+(`aiter_trial.py` asks AITER's own function). `default_readers.py` says which shapes a changed default file moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.configs.aiter_trial import run_trial
+from orchestrator.configs.check import lint_content
+from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, other_values_error
+from orchestrator.configs.default_readers import other_operators
+from orchestrator.configs.journal import MergeJournal
+from orchestrator.configs.winners import WinnerFile
+from orchestrator.errors import InputError
+from worker.text import Finding
+from worker.triton_configs.config_file import Bucket, bound_of, parse_config_file
+from worker.triton_configs.kinds import BY_CONFIG, ConfigKind
+from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, bucket_for
+from worker.triton_configs.tree_files import FilePlan, list_files, plan_file
+
+
+def journal_of(root: Path) -> MergeJournal:
+    """The journal of a tree's merges. Raises InputError where the tree has no configs."""
+    folder = root / CONFIGS
+    if not folder.is_dir():
+        raise InputError(f"{root}: has no Triton configs of AITER ({CONFIGS}); name the folder that holds `aiter/`")
+    return MergeJournal(folder / "gemmfleet-merges.jsonl", root)
+
+
+class AiterTree:
+    """The config files of a tree of AITER for a chip."""
+
+    def __init__(self, root: Path, gfx: str) -> None:
+        """Raises InputError where the tree has no loader that is known."""
+        self.root = root
+        self.gfx = gfx
+        try:
+            self.resolver = Resolver(root, gfx)
+        except ResolveError as e:
+            raise InputError(str(e)) from e
+
+    def plan_file(self, won: WinnerFile) -> FilePlan:
+        """The file that holds winners, with its text. Raises ValueError and OSError."""
+        return plan_file(self.resolver, won.place.kind, None if won.place.is_default else won.shape, won.values)
+
+    def check(self, won: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+        """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
+        for name, winner in won.winners.items():
+            side, bound = bound_of(name)
+            if side != "any" and bound not in {row.m for row in winner.measured}:
+                text = f"was not measured at M={bound}, its bound"
+                yield Finding("error", "bound", str(plan.target), 0, text, name)
+        kind = won.place.kind
+        file = parse_config_file(plan.text, plan.target)
+        for finding in lint_content(file, kind, self.resolver.bounds(kind), won.place.device.name):
+            forbids = finding.level == "error" or finding.rule == "required"
+            if forbids and (finding.bucket in won.winners or not finding.bucket):
+                yield finding
+
+    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+        """The bucket that AITER takes for an M."""
+        return bucket_for(buckets, m, self.resolver.bounds(won.place.kind))
+
+    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+        """Other operators that read its files."""
+        return tuple(other_operators(self.resolver, won.place.kind))
+
+    def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
+        """Answers that AITER must give, at every bound and just above: the changed files (path and text after) as
+        planned, and the shapes of their neighbours, and one without a file, as now."""
+        files, _ = list_files(self.resolver)
+        new_buckets = {change.path: parse_config_file(change.after).buckets for change in changes}
+        lookups: list[PlannedLookup] = []
+        for kind in {change.won.place.kind for change in changes}:
+            shapes = {file.sizes for file in files if file.kind is kind and file.sizes}
+            shapes |= {change.won.shape for change in changes if change.won.place.kind is kind}
+            without_file = (None, max(n for _, n, _ in shapes) + 1, 64)
+            for shape in sorted({*shapes, without_file}, key=str):
+                lookups += self._lookups_of_shape(kind, shape, new_buckets)
+        self.prove(lookups, after=False)
+        return lookups
+
+    def _lookups_of_shape(
+        self, kind: ConfigKind, shape: tuple[int | None, int, int], new_buckets: Mapping[Path, dict[str, Bucket]]
+    ) -> Iterator[PlannedLookup]:
+        """The lookups of a shape (B, N, K) at every bound and just above. `new_buckets`: of the changed files."""
+        resolver = self.resolver
+        b, n, k = shape
+        if not (kind.batch_in_name and resolver.loader.knows_batch):
+            b = None
+        path, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
+        before = resolver.read(path).buckets
+        own_path = resolver.own_file(kind.config, n, k, b, kind.backend)
+        after = new_buckets.get(own_path) or new_buckets.get(path) or before
+        bounds = resolver.bounds(kind)
+        backend = kind.backend if resolver.loader.knows_backend else None
+        for m in sorted({*bounds, *(x + 1 for x in bounds)}):
+            call = {"config_name": kind.config, "M": m, "N": n, "K": k, "bounds": bounds, "B": b, "backend": backend}
+            yield PlannedLookup(call, before[bucket_for(before, m, bounds)], after[bucket_for(after, m, bounds)])
+
+    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
+        """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""
+        trial = run_trial(self.root, self.gfx, [lookup.call for lookup in lookups], alone=not after)
+        answers: Iterable[Bucket | None] = trial.answers
+        if trial.why_not:
+            answers = self._resolve_anew(lookups)
+        for lookup, values in zip(lookups, answers, strict=True):
+            if values != (lookup.after if after else lookup.before):
+                shape = "{config_name} M={M} N={N} K={K}".format(**lookup.call)
+                raise other_values_error(self.root, "AITER's get_gemm_config", after, shape, values)
+        return trial
+
+    def _resolve_anew(self, lookups: Sequence[PlannedLookup]) -> Iterator[Bucket]:
+        """The answers by our own reading of the files as they are now."""
+        resolver = Resolver(self.root, self.gfx)
+        for call, _, _ in lookups:
+            kind = BY_CONFIG[call["config_name"]]
+            yield resolver.config_for(kind, call["M"], call["N"], call["K"], call["B"]).values

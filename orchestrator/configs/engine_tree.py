@@ -1,0 +1,336 @@
+"""vLLM as a project of config files: where its package or an override folder has them, and what it must answer.
+
+All answers are the engine's own: its look-up runs in a fresh process for each set of questions. SGLang's files are
+asked for in the same way, but only winners of SGLang's own kernel may change them. `engine_check.py` checks files that
+are there.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, other_values_error
+from orchestrator.configs.journal import MergeJournal
+from orchestrator.configs.winners import WinnerFile, describe_layer, layers_of
+from orchestrator.errors import InputError
+from worker.foreign.runner import ForeignCodeError
+from worker.text import Finding, and_more
+from worker.triton_configs.config_file import Bucket, indent_of
+from worker.triton_configs.engine_package import (
+    OVERRIDE,
+    EngineDevice,
+    Layer,
+    ServingEngineError,
+    locate_engine,
+    unpack_wheel,
+)
+from worker.triton_configs.keys import Segment, entries_of, ranges_served
+from worker.triton_configs.serving_engine import ServingEngine, ask_engine, load_engine
+from worker.triton_configs.tree_files import FilePlan
+
+PROJECT_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+LAST_M = 16384
+"""The range of the last key is asked for up to here."""
+LAST_STEPLESS_M = 1024
+"""vLLM's default config may change at any M up to this."""
+# Names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another.
+DEVICE_SPELLINGS = (
+    ("AMD Instinct MI355X", "AMD Instinct MI355_OAM", "0x75b0"),
+    ("AMD Instinct MI350X", "AMD Instinct MI350_OAM"),
+    ("NVIDIA H200", "NVIDIA H200 NVL"),
+)
+T = TypeVar("T")
+
+
+def journal_of(root: Path) -> MergeJournal:
+    """The journal of the merges into an engine's package or an override folder."""
+    return MergeJournal(root / "gemmfleet-merges.jsonl", root)
+
+
+class EngineTarget(NamedTuple):
+    """The engine's package, and the folder that a merge writes to, which is the package or an override folder that it
+    reads."""
+
+    package: Path
+    root: Path
+
+
+@contextmanager
+def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
+    """The target of a merge into a folder; `engine`: the tree, installation or wheel that reads the override folder
+    `into`. A wheel is unpacked for as long as the block lasts. Raises InputError."""
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-engine-") as scratch:
+        engine_root = engine or into
+        try:
+            if engine and engine.suffix == ".whl":
+                engine_root = unpack_wheel(engine, Path(scratch))
+            package = locate_engine(engine_root.resolve()).folder
+        except ServingEngineError as e:
+            hint = "" if engine else f"; if it is an override folder ({OVERRIDE}), name its vLLM with --engine"
+            raise InputError(f"{e}{hint}") from e
+        if engine and (into / package.name).exists():
+            raise InputError(f"--into {into}: holds an engine itself; leave out --engine, or name an override folder")
+        yield EngineTarget(package, into.resolve() if engine else package)
+
+
+class LayerFacts(NamedTuple):
+    """Facts of a layer by its engine. `target`: where it looks first; `file_read`: the file that it reads; `today`:
+    ranges of M with what they get; `source`: hash of the kernel; `aliases`: the file's name on devices of other
+    names."""
+
+    target: Path
+    file_read: Path | None
+    today: list[Segment]
+    source: str
+    aliases: dict[str, str]
+
+
+def layer_facts(
+    root: Path, device: EngineDevice, others: Sequence[EngineDevice], layers: Sequence[Layer]
+) -> list[LayerFacts]:
+    """The facts of each layer in their order, asked in a fresh process."""
+    aliases: dict[Layer, dict[str, str]] = {layer: {} for layer in layers}
+    for layer in layers:
+        for other in others:
+            aliases[layer][other.name] = load_engine(root, other).file_name(layer)
+    engine = load_engine(root, device)
+    facts: list[LayerFacts] = []
+    for layer in layers:
+        target = engine.folders(layer)[0] / engine.file_name(layer)
+        source = engine.source_hash(layer.op)
+        facts.append(LayerFacts(target, engine.file_read(layer), _ranges_today(engine, layer), source, aliases[layer]))
+    return facts
+
+
+def configs_at(root: Path, device: EngineDevice, calls: Sequence[tuple[Layer, int]]) -> list[Bucket]:
+    """The config of each layer at an M, asked in a fresh process."""
+    engine = load_engine(root, device)
+    return [engine.config(layer, m) for layer, m in calls]
+
+
+def _ranges_today(engine: ServingEngine, layer: Layer) -> list[Segment]:
+    """Ranges of M with what they get, an entry of the file or the engine's default.
+
+    vLLM's default may change at any M up to 1024, and at multiples of 16 or of the experts. Where another version's
+    changes elsewhere, the proof finds out.
+    """
+    table = engine.table(layer)
+    if table:
+        return [Segment(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
+    steps = set(range(16, LAST_M + 1, 16))
+    if layer.e:
+        steps |= {layer.e * i for i in range(1, 257)}
+    ms = sorted({*range(1, LAST_STEPLESS_M + 1), *steps, *(m - 1 for m in steps)})
+    starts: dict[int, tuple[Bucket, int]] = {}
+    before: Bucket | None = None
+    for m in ms:
+        values = engine.config(layer, m)
+        if values != before:
+            starts[m] = (values, m)
+        before = values
+    return _segments(starts)
+
+
+def merge_segments(old: Sequence[Segment], won: Sequence[Segment]) -> list[Segment]:
+    """Today's ranges, with winners in their place."""
+    starts = {segment.first for segment in (*old, *won)}
+    starts |= {segment.last + 1 for segment in won if segment.last}
+    for segment in won:
+        if segment.last:
+            starts -= set(range(segment.first + 1, segment.last + 1))
+    merged: dict[int, tuple[Bucket, int]] = {}
+    for m in sorted(starts):
+        segment = _segment_at([*won, *old], m)
+        merged[m] = (segment.values, segment.key)
+    return _segments(merged)
+
+
+def _segments(starts: Mapping[int, tuple[Bucket, int]]) -> list[Segment]:
+    """Segments by their first M, in order, (values, key) each; the last has no end."""
+    firsts = list(starts)
+    lasts = [first - 1 for first in firsts[1:]]
+    return [Segment(first, last, *starts[first]) for first, last in zip(firsts, [*lasts, None], strict=True)]
+
+
+def _segment_at(segments: Sequence[Segment], m: int) -> Segment:
+    """The first that holds M."""
+    return next(segment for segment in segments if segment.holds(m))
+
+
+def _buckets(segments: Sequence[Segment]) -> dict[str, Bucket]:
+    """The values by the range's name: `M=57-80`, `M=81-`."""
+    return {f"M={segment.first}-{segment.last or ''}": segment.values for segment in segments}
+
+
+class EngineTree:
+    """The config files of an engine for a device."""
+
+    def __init__(self, target: EngineTarget, files: Sequence[WinnerFile]) -> None:
+        """`files`: all winners of one device. Raises InputError if the engine cannot be asked."""
+        self.package, self.root = target
+        self.device = files[0].place.device
+        package = locate_engine(self.package)
+        self.project = package.project
+        self.name = f"{PROJECT_NAMES[self.project]} {package.version}"
+        self.notes: list[str] = []
+        self._planned: dict[Path, tuple[list[Segment], list[Segment]]] = {}  # ranges before and after, by file
+        self._files_beside: dict[Path, bytes] = {}
+        layers = list(dict.fromkeys(layer for file in files for layer in file.layers))
+        facts = self._ask(layer_facts, _other_spellings(self.device), layers, answers=len(layers))
+        self._facts = dict(zip(layers, facts, strict=True))
+
+    def plan_file(self, won: WinnerFile) -> FilePlan:
+        """The file that holds winners, with its text. Raises ValueError."""
+        layers = won.layers
+        facts = self._facts[layers[0]]
+        self._check_fits(won, facts)
+        ranges: list[Segment] = []
+        for winner in won.winners.values():
+            ranges.append(Segment(winner.place.first, winner.place.last, winner.values, winner.place.key))
+        old = facts.today
+        new = old if _all_hold(old, ranges) else merge_segments(old, ranges)
+        self._planned[facts.target] = old, new
+        self._note_gaps(won, facts)
+        text = _text_with_entries(facts.file_read.read_text() if facts.file_read else "", entries_of(new))
+        return FilePlan(facts.file_read or facts.target, facts.target, _buckets(old), _buckets(new), text)
+
+    def _check_fits(self, won: WinnerFile, facts: LayerFacts) -> None:
+        """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
+        project, _, source = won.place.engine
+        if project != self.project and source != facts.source:
+            raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(project)}'s kernel is another")
+        if project == self.project and facts.target.name != won.path.name:
+            raise ValueError(f"{self.name} looks for {facts.target.name}; tune again with it")
+        if not facts.target.is_relative_to(self.root):
+            raise ValueError(f"{self.name} reads it from {facts.target.parent} alone: give that package")
+        if any(self._facts[layer].today != facts.today for layer in won.layers):
+            raise ValueError("its models get different configs today: tune one alone")
+
+    def _note_gaps(self, won: WinnerFile, facts: LayerFacts) -> None:
+        """Notes on another kernel file, and on layers for which a range was not measured."""
+        file_name = facts.target.name
+        _, version, source = won.place.engine
+        if source != facts.source:
+            self.notes.append(f"{file_name}: measured with the kernel of {version}; {self.name} has another file")
+        for layer in won.layers:
+            for bucket, winner in won.winners.items():
+                if layer not in layers_of(winner.measured):
+                    self.notes.append(f"{file_name}: {bucket} was not measured for {describe_layer(layer)}")
+
+    def check(self, won: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+        """Ranges that were not measured at both ends, by a layer that was measured there."""
+        for name, winner in won.winners.items():
+            missing: set[int] = set()
+            for layer in layers_of(winner.measured):
+                measured_ms = {row.m for row in winner.measured if row.layer == layer}
+                missing |= {winner.place.first, winner.place.last} - measured_ms
+            for m in sorted(missing):
+                yield Finding("error", "end", str(plan.target), 0, f"was not measured at M={m}, its end", name)
+
+    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+        """The range that holds an M."""
+        return [name for name in buckets if int(name[2:].partition("-")[0]) <= m][-1]
+
+    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+        """Other models and devices that read the file."""
+        layers = won.layers
+        readers: list[str] = []
+        if layers[0].op == "moe":
+            readers.append(f"every model with its E and N (measured: {', '.join(map(describe_layer, layers))})")
+        readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == won.path.name]
+        return tuple(readers)
+
+    def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
+        """Answers that the engine must give, and gives as they are now: at both ends of all ranges of the changed
+        files, as read and as planned. The other files are noted, as they must stay."""
+        lookups: list[PlannedLookup] = []
+        for change in changes:
+            old, new = self._planned[change.path]
+            ranges = [(segment.first, segment.last) for segment in (*old, *new)]
+            ranges += ranges_served(entries_of(new)).values()
+            ends = {first for first, _ in ranges} | {last or LAST_M for _, last in ranges}
+            for layer in change.won.layers:
+                for m in sorted(ends):
+                    before = _segment_at(old, m).values
+                    lookups.append(PlannedLookup((layer, m), before, _segment_at(new, m).values))
+        self._note_aliases(changes)
+        changed = {change.path for change in changes}
+        for folder in {path.parent for path in changed}:
+            for path in folder.glob("*.json"):
+                if path not in changed:
+                    self._files_beside[path] = path.read_bytes()
+        self.prove(lookups, after=False)
+        return lookups
+
+    def _note_aliases(self, changes: Sequence[FileChange]) -> None:
+        """Notes on devices of the same chip whose driver names them in another way: they look for other files."""
+        unwritten: dict[str, list[str]] = {}
+        for change in changes:
+            for device, name in self._facts[change.won.layers[0]].aliases.items():
+                if name != change.path.name:
+                    unwritten.setdefault(device, []).append(name)
+        for device, names in unwritten.items():
+            files = and_more(names, 1)
+            self.notes.append(
+                f"where the driver says {device!r}, vLLM looks for {files}, which this merge does not write"
+            )
+
+    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
+        """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""
+        answers = self._ask(configs_at, [lookup.call for lookup in lookups], answers=len(lookups))
+        for lookup, values in zip(lookups, answers, strict=True):
+            if values != (lookup.after if after else lookup.before):
+                layer, m = lookup.call
+                function = f"{PROJECT_NAMES[self.project]}'s look-up"
+                raise other_values_error(self.root, function, after, f"M={m} {describe_layer(layer)}", values)
+        changed = [path for path, content in self._files_beside.items() if path.read_bytes() != content]
+        if changed:
+            raise InputError([f"{path}: was changed meanwhile" for path in changed])
+        return LookupTrial(how=f"the look-up of {self.name}", notes=tuple(self.notes))
+
+    def _ask(self, question: Callable[..., list[T]], *args: Any, answers: int) -> list[T]:
+        """The answers of a fresh process. Raises InputError."""
+        env = {OVERRIDE: str(self.root)} if self.root != self.package else {}
+        try:
+            received = ask_engine(env, question, self.package, self.device, *args)
+        except (ServingEngineError, ForeignCodeError, OSError) as e:
+            raise InputError(f"{self.package}: {e}") from e
+        if len(received) != answers:
+            raise InputError(f"{self.package}: gave {len(received)} answers to {answers} questions")
+        return received
+
+
+def _other_spellings(device: EngineDevice) -> list[EngineDevice]:
+    """The device under the other names that drivers give to its chip."""
+    others: list[EngineDevice] = []
+    for names in DEVICE_SPELLINGS:
+        if device.name in names:
+            others += [EngineDevice(name, device.arch) for name in names if name != device.name]
+    return others
+
+
+def _all_hold(old: Sequence[Segment], won: Sequence[Segment]) -> bool:
+    """True if today's ranges have the winners' values already, wherever they meet."""
+    for winner in won:
+        for segment in old:
+            meets = segment.first <= (winner.last or LAST_M) and (segment.last is None or winner.first <= segment.last)
+            if meets and segment.values != winner.values:
+                return False
+    return True
+
+
+def _text_with_entries(text: str, entries: Mapping[int, Bucket]) -> str:
+    """A file's text with other entries; keys that are no M (triton_version) stay, first."""
+    document: dict[str, Any] = {}
+    for key, value in json.loads(text or "{}").items():
+        if not key.isdigit():
+            document[key] = value
+    for key, values in entries.items():
+        document[str(key)] = values
+    new_text = json.dumps(document, indent=indent_of(text))
+    return f"{new_text}\n" if not text or text.endswith("\n") else new_text

@@ -1,0 +1,234 @@
+"""The package of a serving engine (vLLM, SGLang) on disk: where it lies, what lies in it, for which GPU and layer.
+
+`locate_engine` finds the package, `unpack_wheel` takes it out of a wheel, `detect_device` names this machine's GPU as
+the engine does. Nothing of the engine is imported here; `serving_engine.py` runs its code.
+Read from vLLM 0.33.0 and SGLang 0.5.23. Importing this module imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worker.text import clean
+
+OVERRIDE = "VLLM_TUNED_CONFIG_FOLDER"
+"""The variable of vLLM that names an override folder: MoE files in it count before those of the package."""
+INSTALL = "pip install '.[triton,torch]' in a checkout of gemmfleet"
+"""The way out where torch or triton is missing."""
+VLLM_IMPORT_S = 300
+"""Seconds that the import of an installed vLLM may take."""
+
+
+class ServingEngineError(ValueError):
+    """The folder holds no engine, or one that cannot be loaded or asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDevice:
+    """A GPU as an engine sees it. `name`: as its platform reports it, `NVIDIA H200`; `arch`: 90, `gfx950`."""
+
+    name: str
+    arch: int | str
+
+    @property
+    def backend(self) -> str:
+        """`cuda` or `hip`."""
+        return "cuda" if isinstance(self.arch, int) else "hip"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Major and minor number as torch reports them: (9, 0), and (9, 5) for gfx950."""
+        if isinstance(self.arch, int):
+            return divmod(self.arch, 10)
+        return int(self.arch[3:-2]), int(self.arch[-2], 16)
+
+    @property
+    def fp8(self) -> Any:
+        """The torch dtype of its 8-bit floats."""
+        import torch
+
+        return torch.float8_e4m3fnuz if str(self.arch).startswith("gfx94") else torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer (GEMM of a model) that has one config file.
+
+    `op`: linear or moe. `n`, `k`: N and K of a linear layer. For moe, N as in the file's name, and the hidden size. No
+    file is named by hidden size and `topk`, but a default config may depend on them. `e`: experts of a rank. `dtype`:
+    as in file names, "" for bf16.
+    """
+
+    op: str
+    n: int
+    k: int = 0
+    e: int = 0
+    topk: int = 0
+    dtype: str = ""
+    block: tuple[int, int] | None = None
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Layer:
+        """Read what `asdict(layer)` gave, also after JSON, which has lists for tuples."""
+        fields = dict(document)
+        block = fields.get("block")
+        fields["block"] = tuple(block) if block else None
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModules:
+    """Modules of a project by their dotted names, and two names in the one of linear layers.
+
+    `executed`: those whose files we run. Among them are `fp8` (launcher and kernel of linear layers), `moe` (those of
+    experts), and `moe_lookup` (the look-up of MoE configs).
+    """
+
+    executed: tuple[str, ...]
+    fp8: str
+    moe: str
+    moe_lookup: str
+    linear_launcher: str
+    linear_kernel: str
+
+
+_VLLM = "vllm.model_executor.layers"
+_SGLANG_MOE = "sglang.srt.layers.moe"
+ENGINE_MODULES = {
+    "vllm": EngineModules(
+        executed=(
+            "vllm.envs", "vllm.utils.math_utils", "vllm.utils.platform_utils", "vllm.triton_utils.allocation",
+            f"{_VLLM}.quantization.utils.fp8_utils", f"{_VLLM}.fused_moe", f"{_VLLM}.fused_moe.utils",
+            f"{_VLLM}.fused_moe.fused_moe",
+        ),
+        fp8=f"{_VLLM}.quantization.utils.fp8_utils",
+        moe=f"{_VLLM}.fused_moe.fused_moe",
+        moe_lookup=f"{_VLLM}.fused_moe.fused_moe",
+        linear_launcher="w8a8_triton_block_scaled_mm",
+        linear_kernel="_w8a8_triton_block_scaled_mm",
+    ),
+    "sglang": EngineModules(
+        executed=(
+            "sglang.srt.environ", f"{_SGLANG_MOE}.utils", f"{_SGLANG_MOE}.moe_runner.triton_utils",
+            f"{_SGLANG_MOE}.moe_runner.triton_utils.fused_moe_triton_config", "sglang.kernels.ops.gemm.fp8_kernel",
+            "sglang.kernels.ops.moe.fused_moe_triton_kernels",
+        ),
+        fp8="sglang.kernels.ops.gemm.fp8_kernel",
+        moe="sglang.kernels.ops.moe.fused_moe_triton_kernels",
+        moe_lookup=f"{_SGLANG_MOE}.moe_runner.triton_utils.fused_moe_triton_config",
+        linear_launcher="w8a8_block_fp8_matmul_triton",
+        linear_kernel="_w8a8_block_fp8_matmul",
+    ),
+}  # fmt: skip
+CONFIG_FOLDERS = {
+    "vllm": ("model_executor/layers/quantization/utils", "model_executor/layers/fused_moe"),
+    "sglang": ("kernels/ops/gemm", "srt/layers/moe/moe_runner/triton_utils"),
+}
+"""Folders below the package whose `configs` hold config files: those of linear layers, those of experts."""
+
+
+class EnginePackage(NamedTuple):
+    """A package folder: `("vllm", Path(".../site-packages/vllm"), "0.33.0")`. `version`: "" if unknown."""
+
+    project: str
+    folder: Path
+    version: str
+
+
+def locate_engine(root: Path) -> EnginePackage:
+    """Find the package: `root` is its folder, or holds it (a checkout, site-packages, what `unpack_wheel` made).
+
+    Raises ServingEngineError if `root` holds no engine, or both.
+    """
+    packages: list[EnginePackage] = []
+    for project in ENGINE_MODULES:
+        for folder in (root, root / project, root / "python" / project):
+            if (folder / CONFIG_FOLDERS[project][-1]).is_dir():
+                packages.append(EnginePackage(project, folder.absolute(), _version_in(folder)))
+    if not packages:
+        raise ServingEngineError(
+            f"{root} holds neither vLLM nor SGLang: name a checkout, site-packages or the package folder"
+        )
+    if len(packages) > 1:
+        folders = ", ".join(str(package.folder) for package in packages)
+        raise ServingEngineError(f"{root} holds both: name one of {folders}")
+    return packages[0]
+
+
+def _version_in(package: Path) -> str:
+    file = package / "_version.py"
+    if not file.is_file():
+        return ""
+    version = re.search(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", file.read_text(), re.MULTILINE)
+    return version[1] if version else ""
+
+
+def unpack_wheel(wheel: Path, folder: Path) -> Path:
+    """Write the Python files and configs of a wheel below `folder`; returns `folder`. Raises ServingEngineError."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder, [name for name in archive.namelist() if _is_needed(name)])
+    except (OSError, zipfile.BadZipFile) as e:
+        raise ServingEngineError(f"{wheel} cannot be read as a wheel: {e}") from e
+    return folder
+
+
+def _is_needed(name: str) -> bool:
+    return name.endswith(".py") or ("/configs/" in name and name.endswith(".json"))
+
+
+_PRINT_NAME = "from vllm.platforms import current_platform as p; print('name:', p.get_device_name(0), sep='')"
+
+
+def detect_device(root: Path) -> tuple[EngineDevice, str]:
+    """The first GPU of this process, and who told its name: `vllm.platforms` if vLLM runs here from `root`, else
+    `torch`.
+
+    Config files carry this name. NVIDIA's driver tells vLLM and torch the same one. For AMD's GPUs vLLM has names of
+    its own: a server would not find files with torch's. Raises ServingEngineError then, and without a GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ServingEngineError("torch sees no GPU here")
+    properties: Any = torch.cuda.get_device_properties(0)
+    is_amd = torch.version.hip is not None
+    arch: int | str = 10 * properties.major + properties.minor
+    if is_amd:
+        arch = properties.gcnArchName.split(":")[0]
+    package = locate_engine(root)
+    if package.project == "vllm":
+        try:
+            return EngineDevice(_ask_vllm_for_the_name(package.folder), arch), "vllm.platforms"
+        except ServingEngineError:
+            if is_amd:
+                raise
+    return EngineDevice(properties.name, arch), "torch"
+
+
+def _ask_vllm_for_the_name(package: Path) -> str:
+    """The GPU's name as the vLLM of this package folder says it. Raises ServingEngineError."""
+    command = [sys.executable, "-c", _PRINT_NAME]
+    try:
+        done = subprocess.run(
+            command, cwd=package.parent, capture_output=True, text=True, timeout=VLLM_IMPORT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {VLLM_IMPORT_S} s"
+    else:
+        name = re.search(r"^name:(.+)", done.stdout, re.MULTILINE)
+        if name:
+            return name[1]
+        last_line = "".join(done.stderr.splitlines()[-1:])
+        reason = clean(last_line, 300) or f"it ended with code {done.returncode}"
+    raise ServingEngineError(
+        f"vLLM in {package} does not tell this GPU's name, which its config files carry ({reason}); use the Python that"
+        f' vLLM is installed for. To try it: python -c "{_PRINT_NAME}"'
+    )

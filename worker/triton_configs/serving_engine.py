@@ -1,0 +1,225 @@
+"""vLLM and SGLang: the config files that they read, and the kernels that these are for, asked of the engine's own code.
+
+`load_engine` runs the unchanged files of look-ups, launchers and kernels in this process (`engine_modules.py`), and
+gives a `ServingEngine` to ask. `ask_engine` does that in a process of its own. Read from vLLM 0.33.0 and SGLang 0.5.23.
+Importing this module imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
+
+from worker.foreign.runner import Limits, call
+from worker.triton_configs.engine_modules import (
+    EngineImporter,
+    Names,
+    Stub,
+    execute_modules,
+    replaced,
+    supplied_to_sglang,
+    supplied_to_vllm,
+)
+from worker.triton_configs.engine_package import (
+    ENGINE_MODULES,
+    INSTALL,
+    EngineDevice,
+    EnginePackage,
+    Layer,
+    ServingEngineError,
+    locate_engine,
+)
+
+Values = dict[str, Any]
+T = TypeVar("T")
+LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
+MOE_LOOKUP = "get_moe_configs"
+"""The look-ups of both engines for linear layers and for experts."""
+ENGINE_LIMITS = Limits(seconds=900, memory=16 << 30)
+"""Of a question in a process of its own: it imports torch and triton, which allocate much, on a machine that may be
+busy."""
+SMALL_SHARED_BYTES = 101376
+"""Shared memory of a block on capabilities 8.6, 8.9, 12.0, 12.1 (CUDA C Programming Guide, table of capabilities)."""
+
+
+class KernelLaunch(NamedTuple):
+    """One launch that an engine asked for: `kernel[grid](*args, **named)`."""
+
+    kernel: Any
+    grid: Any
+    args: tuple[Any, ...]
+    named: Values
+
+
+class ServingEngine:
+    """A loaded engine; `load_engine` makes it. A process holds one, and the latest counts."""
+
+    def __init__(self, package: EnginePackage, device: EngineDevice) -> None:
+        self.project, self.package, self.version = package
+        self.device = device
+        self._modules = ENGINE_MODULES[self.project]
+        self.fp8: Any = sys.modules[self._modules.fp8]
+        self.moe: Any = sys.modules[self._modules.moe]
+        self._moe_lookup: Any = sys.modules[self._modules.moe_lookup]
+
+    def file_name(self, layer: Layer) -> str:
+        """The name of the layer's config file."""
+        return self._paths_tried(layer)[0].name
+
+    def folders(self, layer: Layer) -> list[Path]:
+        """The folders in which the engine looks for the file, in its order."""
+        return [path.parent for path in self._paths_tried(layer)]
+
+    def table(self, layer: Layer) -> dict[int, Values] | None:
+        """The entries that the engine reads for a layer, in its order; None without a file."""
+        return self._look_up(layer, {})
+
+    def file_read(self, layer: Layer) -> Path | None:
+        """The file that `table` reads."""
+        opened: list[Path] = []
+        self._look_up(layer, {"open": recording_paths(opened, open)})
+        return opened[-1] if opened else None
+
+    def config(self, layer: Layer, m: int) -> Values:
+        """The config of a launch with M rows (tokens): an entry, or else the engine's default."""
+        self._look_up(layer, {})  # raises if the engine's look-up fails
+        if layer.op == "linear":
+            launch = self.launches("linear", lambda: self.run_linear(layer, m))[0]
+            return {key: value for key, value in launch.named.items() if key != "needs_masking"}
+        w1 = (layer.e, 2 * layer.n, layer.k)
+        w2 = (layer.e, layer.k, layer.n)
+        block = list(layer.block) if layer.block else None
+        pick = self._moe_lookup.try_get_optimal_moe_config
+        return dict(pick(w1, w2, layer.topk, layer.dtype or None, m, block_shape=block))
+
+    def launches(self, op: str, call: Callable[[], Any]) -> list[KernelLaunch]:
+        """The launches that `call` makes through launchers of `fp8` or `moe`. They are noted, not made."""
+        from triton.runtime.jit import KernelInterface
+
+        module = self._module_of(op)
+        seen: list[KernelLaunch] = []
+        kernels = {name: _Recorded(k, seen) for name, k in vars(module).items() if isinstance(k, KernelInterface)}
+        with replaced(module, kernels):
+            call()
+        if not seen:
+            raise ServingEngineError(
+                f"{self.project} {self.version} launches no Triton kernel for this on {self.device.name}"
+            )
+        return seen
+
+    def kernel(self, op: str) -> Any:
+        """The Triton function that the op's config files are for."""
+        name = self._modules.linear_kernel if op == "linear" else "fused_moe_kernel"
+        return getattr(self._module_of(op), name)
+
+    def source_hash(self, op: str) -> str:
+        """A hash of the file with kernel and launcher."""
+        return hashlib.sha256(Path(self._module_of(op).__file__).read_bytes()).hexdigest()[:16]
+
+    def run_linear(self, layer: Layer, m: int) -> None:
+        """Run the launcher of a linear layer on M rows without memory."""
+        import torch
+
+        block_n, block_k = layer.block or (1, 1)
+        launcher = getattr(self.fp8, self._modules.linear_launcher)
+        with torch.device("meta"):
+            a, b = (torch.empty(rows, layer.k, dtype=self.device.fp8) for rows in (m, layer.n))
+            scales = [torch.empty(rows, -(-layer.k // block_k)) for rows in (m, -(-layer.n // block_n))]
+            launcher(a, b, *scales, [block_n, block_k], torch.bfloat16)
+
+    def _module_of(self, op: str) -> Any:
+        return self.fp8 if op == "linear" else self.moe
+
+    def _look_up(self, layer: Layer, names: Names) -> dict[int, Values] | None:
+        """The engine's look-up as a fresh process does it; `names` replace those of its module meanwhile."""
+        block_n, block_k = layer.block or (0, 0)
+        module, function = self.fp8, LINEAR_LOOKUP
+        args: tuple[Any, ...] = (layer.n, layer.k, block_n, block_k)
+        if layer.op == "moe":
+            module, function = self._moe_lookup, MOE_LOOKUP
+            args = (layer.e, layer.n, layer.dtype or None, block_n, block_k)
+        elif layer.dtype != "fp8_w8a8" or not layer.block:
+            raise ServingEngineError(
+                f"of linear layers only fp8_w8a8 with a block shape has config files here, not {layer}"
+            )
+        lookup = getattr(module, function)
+        lookup.cache_clear()
+        with replaced(module, names):
+            try:
+                table: dict[int, Values] | None = lookup(*args)
+            except Exception as e:  # whatever the engine's own code raises
+                raise ServingEngineError(
+                    f"{self.project} {self.version} fails for {layer}: {type(e).__name__}: {e}"
+                ) from e
+        lookup.cache_clear()
+        return table
+
+    def _paths_tried(self, layer: Layer) -> list[Path]:
+        """The paths at which the engine looks for the file: all of them, as none is there for this look-up."""
+        tried: list[Path] = []
+        path_module = SimpleNamespace(**{**vars(os.path), "exists": recording_paths(tried, lambda path: False)})
+        self._look_up(layer, {"os": SimpleNamespace(**{**vars(os), "path": path_module})})
+        if not tried:
+            raise ServingEngineError(
+                f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?"
+            )
+        return tried
+
+
+def recording_paths(seen: list[Path], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose first argument is a path, with that path added to `seen`."""
+
+    def recorded(path: Any, *args: Any, **named: Any) -> Any:
+        seen.append(Path(path))
+        return function(path, *args, **named)
+
+    return recorded
+
+
+class _Recorded:
+    """Stands for a kernel, and notes its launches."""
+
+    def __init__(self, kernel: Any, seen: list[KernelLaunch]) -> None:
+        self.kernel = kernel
+        self.seen = seen
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **named: self.seen.append(KernelLaunch(self.kernel, grid, args, named))
+
+
+def load_engine(root: Path, device: EngineDevice, more: Sequence[str] = ()) -> ServingEngine:
+    """Load the engine at `root` as it is on a device, with `more` of its modules. Raises ServingEngineError."""
+    package = locate_engine(root)
+    is_vllm = package.project == "vllm"
+    try:
+        import torch
+
+        supplied = supplied_to_vllm(device) if is_vllm else supplied_to_sglang(device)
+    except ImportError as e:
+        needs = f"to load {package.folder}, torch and triton have to be installed here"
+        raise ServingEngineError(f"{needs} ({e}): {INSTALL}") from e
+    modules = ENGINE_MODULES[package.project]
+    importer = EngineImporter(package.folder, package.project, (*modules.executed, *more), supplied)
+    # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
+    with replaced(torch, {"compile": Stub("torch.compile", {})}):
+        execute_modules(importer)
+    if not is_vllm:
+        # SGLang asks torch for the shared memory of a block
+        shared_bytes = SMALL_SHARED_BYTES if device.arch in (86, 89, 120, 121) else None
+        lookup_names = vars(sys.modules[modules.moe_lookup])
+        lookup_names["_get_cuda_shared_memory_per_block_optin"] = lambda: shared_bytes
+    return ServingEngine(package, device)
+
+
+def ask_engine(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
+    """The answer of `question(*args)` in a fresh process, so that nothing of an earlier load or look-up counts.
+
+    The question runs code of the engine: `worker.foreign` says what holds there. `env`: variables of the engine; those
+    of this process do not count. Raises ForeignCodeError, and ServingEngineError if the question does.
+    """
+    return call(question, *args, env=env, limits=ENGINE_LIMITS, packages=True, raises=(ServingEngineError,))
