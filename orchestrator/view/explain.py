@@ -104,11 +104,11 @@ def slot_warnings(ledger: LedgerReader) -> dict[str, list[Step]]:
     steps: dict[str, list[Step]] = defaultdict(list)
     attempts = ledger.replayed.attempts
     for id_, report in ledger.reports().items():
+        before = report.conditions.get("before", {})
+        after = report.conditions.get("after", {})
         attempt = attempts.get(id_)
         if attempt is None:
             continue
-        before = report.conditions.get("before", {})
-        after = report.conditions.get("after", {})
         warnings = [evidence(before, after)] if before and after else []
         hottest = _hottest(after)
         if hottest >= HOT_C:

@@ -246,13 +246,13 @@ from pathlib import Path
 from orchestrator.configs import journal, merge
 from tests.unit.configs import test_engines
 merge.engine_tree.ask_engine = test_engines.here
-wrote, left = journal.write_atomic, [2]
-def write(path, text, **more):
+put, left = journal.put_text, [1]
+def put_or_die(path, text):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
     left[0] -= 1
-    return wrote(path, text, **more)
-journal.write_atomic = write
+    put(path, text)
+journal.put_text = put_or_die
 merge.merge_run(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
