@@ -65,7 +65,7 @@ def block_layers(model: Model, tp: int) -> list[str]:
 def without_file(experts: Experts, ranks: Ranks) -> str:
     """The reason why experts have no config file that gemmfleet tunes, "" if they have one. Raises InputError."""
     if experts.scheme not in WITH_FILES:
-        return f"stored as {experts.scheme.name}: gemmfleet tunes files for bf16 and fp8 experts only"
+        return f"stored as {experts.scheme.name}: only files for bf16 and fp8 experts can be tuned"
     width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
     if experts.scheme is not FP8_BLOCK or width % BLOCK == 0:
         return ""
