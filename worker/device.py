@@ -230,9 +230,16 @@ TOOL_TIMEOUT_S = 20.0
 MAX_CORES = 8  # the clocks of more cores would cost milliseconds on a large host
 _PCI_BITS = 0xFFFF  # the PCI address in a KFD location_id; partitions carry their number above it
 _CONDITIONS = (
-    "pci.bus_id", "uuid", "temperature.gpu", "temperature.memory", "power.draw", "power.limit", "clocks.sm",
-    "clocks.mem", "ecc.errors.uncorrected.volatile.total",
-)  # fmt: skip
+    "pci.bus_id",
+    "uuid",
+    "temperature.gpu",
+    "temperature.memory",
+    "power.draw",
+    "power.limit",
+    "clocks.sm",
+    "clocks.mem",
+    "ecc.errors.uncorrected.volatile.total",
+)
 
 
 class Gauge:

@@ -165,9 +165,16 @@ def _compile(
         raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
     try:
         compiled = call(
-            compile_buckets, root, gfx, buckets,
-            limits=COMPILE_LIMITS, packages=True, env=cache_of_triton(), raises=(InputError,), progress=progress,
-        )  # fmt: skip
+            compile_buckets,
+            root,
+            gfx,
+            buckets,
+            limits=COMPILE_LIMITS,
+            packages=True,
+            env=cache_of_triton(),
+            raises=(InputError,),
+            progress=progress,
+        )
     except (OSError, ForeignCodeError) as e:
         raise InputError(f"{root}: compiling its configs {e}") from e
     results = [(bucket.kind, bucket.path, bucket.bucket) for bucket in compiled]

@@ -75,10 +75,18 @@ def check(
     if override:
         env[OVERRIDE] = str(override.absolute())
     checked = call(
-        check_files, root, override, device, sizes, compiling,
+        check_files,
+        root,
+        override,
+        device,
+        sizes,
+        compiling,
         limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
-        packages=True, env=env, raises=(ServingEngineError,), progress=say,
-    )  # fmt: skip
+        packages=True,
+        env=env,
+        raises=(ServingEngineError,),
+        progress=say,
+    )
     document = {
         "project": checked.project,
         "version": checked.version,

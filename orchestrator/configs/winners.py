@@ -178,9 +178,17 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
 def _table_line(place: BucketPlace, row: MeasuredShape) -> list[str]:
     """The cells of COLUMNS."""
     cells = (
-        place.file, place.bucket, row.sizes, row.m, row.caller, row.count, row.old_us, row.new_us, row.err_ratio,
+        place.file,
+        place.bucket,
+        row.sizes,
+        row.m,
+        row.caller,
+        row.count,
+        row.old_us,
+        row.new_us,
+        row.err_ratio,
         row.document,
-    )  # fmt: skip
+    )
     return [str(cell) for cell in cells]
 
 

@@ -53,10 +53,14 @@ class ListedRun:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "run": self.run, "state": self.state, "created": self.created, "family": self.family,
-            "source": self.source, "folder": str(self.paths.root),
+            "run": self.run,
+            "state": self.state,
+            "created": self.created,
+            "family": self.family,
+            "source": self.source,
+            "folder": str(self.paths.root),
             "shapes": {n: getattr(self.counts, n) for n in ("total", "tuned", "skipped", "failed")},
-        }  # fmt: skip
+        }
 
 
 def summaries(runs: Path) -> list[ListedRun]:

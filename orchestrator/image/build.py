@@ -180,8 +180,15 @@ def _run(transport: Transport, folder: str, say: Say) -> str:
 
 
 _PACKAGE = (
-    "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",
-)  # fmt: skip
+    "__init__.py",
+    "install_mode",
+    "configs",
+    "ops",
+    "tuned_gemm.py",
+    "fused_moe.py",
+    "jit/core.py",
+    "jit/utils",
+)
 _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
 EVERYTHING = (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META)
 # The parts that hold its Triton operators and their configs.
@@ -190,11 +197,15 @@ TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
 ENGINES = (
     *(
         f"{name.replace('.', '/')}{ending}"
-        for modules in ENGINE_MODULES.values() for name in modules.executed for ending in (".py", "/__init__.py")
+        for modules in ENGINE_MODULES.values()
+        for name in modules.executed
+        for ending in (".py", "/__init__.py")
     ),
     *(f"{project}/{folder}" for project, folders in CONFIG_FOLDERS.items() for folder in folders),
-    "vllm/_version.py", "sglang/_version.py", "vllm/platforms/rocm.py",
-)  # fmt: skip
+    "vllm/_version.py",
+    "sglang/_version.py",
+    "vllm/platforms/rocm.py",
+)
 # A file by which a package is found.
 _MARKS = {"aiter": "aiter/jit/core.py", "vllm": "vllm/envs.py", "sglang": "sglang/srt/environ.py"}
 _CHECKOUTS = (*PLACES, "/sgl-workspace/sglang/python", "/vllm-workspace")
@@ -224,11 +235,13 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
                 return
         except (NodeError, ValueError) as e:
             faults.append(str(e))
-    raise InputError([
-        *(f"--build {image}: {fault}" for fault in faults),
-        f"--build {image}: is not a folder here, and no such image could be read; pull it first, name nodes that have"
-        " it with -i INV, or copy its AITER out (docker create; docker cp) and name the folder",
-    ])  # fmt: skip
+    raise InputError(
+        [
+            *(f"--build {image}: {fault}" for fault in faults),
+            f"--build {image}: is not a folder here, and no such image could be read; pull it first, name nodes that"
+            " have it with -i INV, or copy its AITER out (docker create; docker cp) and name the folder",
+        ]
+    )
 
 
 def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...]]]:

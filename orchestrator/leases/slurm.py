@@ -40,15 +40,30 @@ EXCLUDE = "--exclude="
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_JWT")
 """Variables kept of our environment, which Slurm writes to files and gives to jobs; also those of LC_* and SBATCH_*."""
 NO_ANSWER = (
-    "Unable to contact slurm controller", "Unable to establish", "Socket timed out", "Connection refused",
-    "Zero Bytes were transmitted", "Transport endpoint is not connected", "Connection timed out",
-)  # fmt: skip
+    "Unable to contact slurm controller",
+    "Unable to establish",
+    "Socket timed out",
+    "Connection refused",
+    "Zero Bytes were transmitted",
+    "Transport endpoint is not connected",
+    "Connection timed out",
+)
 """Words of Slurm's commands where slurmctld does not answer."""
 SINFO = "%P|%c|%m|%G|%l"
 FIELDS = (
-    "ArrayJobID", "ArrayTaskID", "JobID", "State", "Reason", "NodeList", "StartTime", "EndTime", "RestartCnt",
-    "PreemptTime", "exit_code", "NumCPUs",
-)  # fmt: skip
+    "ArrayJobID",
+    "ArrayTaskID",
+    "JobID",
+    "State",
+    "Reason",
+    "NodeList",
+    "StartTime",
+    "EndTime",
+    "RestartCnt",
+    "PreemptTime",
+    "exit_code",
+    "NumCPUs",
+)
 SQUEUE = ",".join(f"{field}:|" for field in FIELDS)
 """Formats of sinfo and squeue."""
 QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}

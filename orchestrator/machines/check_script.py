@@ -53,12 +53,15 @@ FACTS = (
     # the folder for runs: $near is the nearest folder that exists, $mounted the mount point of its file system
     Fact("workdir", 'printf %s "$workdir"'),
     Fact("workdir_writable", '[ -w "$near" ] && echo yes || echo no'),
-    Fact("workdir_mount", """printf '%s ' "$mounted"; awk -v at="$mounted" '$2 == at { split($4, options, ",") }"""
-         " END { print options[1] }' /proc/mounts 2>/dev/null"),
+    Fact(
+        "workdir_mount",
+        """printf '%s ' "$mounted"; awk -v at="$mounted" '$2 == at { split($4, options, ",") }"""
+        " END { print options[1] }' /proc/mounts 2>/dev/null",
+    ),
     Fact("workdir_fs", 'stat -f -c %T -- "$near" 2>/dev/null'),
     Fact("workdir_free_kb", """df -Pk -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
     Fact("workdir_free_inodes", """df -Pi -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
-)  # fmt: skip
+)
 """Facts that need one command each. The script has separate parts for GPUs, devices, locks, containers, the image,
 AITER and Python."""
 LISTS = ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.closed", "lock.stale", "lock.waiting")

@@ -30,8 +30,20 @@ LOW_FREE = 4 * 2**30
 WITHOUT_INODE_LIMIT = ("btrfs", "zfs")
 """File systems that make inodes as they need them, and report 0 free ones."""
 REMOTE_FILE_SYSTEMS = (
-    "nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs",
-)  # fmt: skip
+    "nfs",
+    "nfs4",
+    "smb",
+    "smb2",
+    "cifs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "fuseblk",
+    "fuse",
+    "ceph",
+    "9p",
+    "v9fs",
+)
 NO_AITER = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
 """The check script's word on `aiter: {root: PATH}` -> the beginning of the message."""
 FREE_SPACE = "free some space (<runs prune>), or give another `workdir:`"

@@ -269,9 +269,16 @@ class PageServer:
         guard = Guard(make_app(self._watch, lambda: self._server.should_exit), number)
         self.url = f"http://{HOST}:{number}/?token={guard.token}"
         config = uvicorn.Config(
-            guard, http=Connection, log_level="critical", access_log=False, server_header=False, proxy_headers=False,
-            ws="none", lifespan="off", timeout_graceful_shutdown=GRACE_S,
-        )  # fmt: skip
+            guard,
+            http=Connection,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE_S,
+        )
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:

@@ -61,9 +61,28 @@ class Roofs:
 
 
 COLUMNS = (
-    "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",
-    "median_us", "runner_up_us", "old_us", "node", "slot", "attempt", "reason", "detail", "best",
-)  # fmt: skip
+    "id",
+    "key",
+    "state",
+    "backend",
+    "kernel",
+    "us",
+    "tflops",
+    "bw",
+    "intensity",
+    "share",
+    "spread",
+    "candidates",
+    "median_us",
+    "runner_up_us",
+    "old_us",
+    "node",
+    "slot",
+    "attempt",
+    "reason",
+    "detail",
+    "best",
+)
 """Cells of a row. `key`: the key columns that differ. `intensity`: operations per byte. `share`: of the roof. `best`:
 TFLOPS by backend, in the backends' order."""
 

@@ -24,9 +24,15 @@ _STYLES = {
 MOST_ROWS = 60
 MEANS = {"machine": "another machine", "method": "measured differently", "other": "differs too", "test": "under test"}
 HEADS = {
-    "golden_us": "golden us", "tot_us": "tot us", "change": "change", "verdict": "verdict", "p": "p",
-    "seen_from": "seen from", "golden_repeats": "golden runs", "tot_repeats": "tot runs",
-}  # fmt: skip
+    "golden_us": "golden us",
+    "tot_us": "tot us",
+    "change": "change",
+    "verdict": "verdict",
+    "p": "p",
+    "seen_from": "seen from",
+    "golden_repeats": "golden runs",
+    "tot_repeats": "tot runs",
+}
 """The columns of a row's figures, by their names in the document."""
 OUTCOMES = {0: "No regression", 1: "Regression", 4: "Not all could be judged"}
 """The headline of a comparison, by its exit code."""

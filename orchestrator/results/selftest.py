@@ -47,11 +47,27 @@ ENDING_S = 45
 LIKE = 1.25
 """Largest ratio of two times of one kernel."""
 SIZES = {
-    "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
-}  # fmt: skip
+    "B": 2,
+    "M": 64,
+    "N": 512,
+    "K": 512,
+    "token": 16,
+    "model_dim": 1024,
+    "inter_dim": 512,
+    "expert": 8,
+    "topk": 2,
+}
 GPU_FACTS = (
-    "gfx", "cu_num", "id", "partition", "use_pct", "memory_used", "memory_total", "temperature_c", "power_w",
-)  # fmt: skip
+    "gfx",
+    "cu_num",
+    "id",
+    "partition",
+    "use_pct",
+    "memory_used",
+    "memory_total",
+    "temperature_c",
+    "power_w",
+)
 CANARIES = "SELECT data FROM journal WHERE type LIKE 'Canary%'"
 SLOTS = """SELECT json_extract(j.data, '$.slot'), r.conditions, r.spent FROM reports r JOIN journal j
     ON j.type='AttemptStarted' AND json_extract(j.data, '$.attempt')=r.attempt"""
@@ -214,9 +230,18 @@ class NodeTrial:
         if left <= 0:
             return Step({}, self.cut, self.cut, self.folder / "none")
         argv = [
-            "timeout", "--foreground", "--signal=INT", f"--kill-after={ENDING_S}", f"{left + 1:.0f}",
-            sys.executable, "-m", "orchestrator", *verb.split(), *map(str, words), "--json",
-        ]  # fmt: skip
+            "timeout",
+            "--foreground",
+            "--signal=INT",
+            f"--kill-after={ENDING_S}",
+            f"{left + 1:.0f}",
+            sys.executable,
+            "-m",
+            "orchestrator",
+            *verb.split(),
+            *map(str, words),
+            "--json",
+        ]
         log = self.folder / f"{name}.log"
         with log.open("wb") as stderr:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, check=False)

@@ -34,8 +34,13 @@ from worker.text import plural
 TIMES = ("us", "time_us")
 # columns that name the kernel: the first set that the file has
 KERNELS = (
-    ("kernel",), ("backend", "op"), ("kernelName",), ("kernelName1", "kernelName2"), ("kernelName1",), ("backend",),
-)  # fmt: skip
+    ("kernel",),
+    ("backend", "op"),
+    ("kernelName",),
+    ("kernelName1", "kernelName2"),
+    ("kernelName1",),
+    ("backend",),
+)
 ANY_KERNEL = "any"
 """The kernel of all rows if the column that names it is left out."""
 RUNS = ("run", "repeat")
@@ -47,10 +52,41 @@ _OUR_KEYS = {name for family in FAMILIES.values() for name in family.key_names}
 # columns that describe a measurement, and belong neither to the shape nor to the kernel
 RESULTS = {
     *(_OUR_RESULTS - _OUR_KEYS - {"splitK", "libtype"}),
-    "attempt", "node", "slot", "spread", "samples", "margin", "winner", "detail", "unconfirmed", "env",
-    "gbps", "GB/s", "tflops", "TFLOPS", "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors",
-    "captured", "timestamp", "_tag", "op", "timer", "fastest", "order", "status", CONFIG, *TIMES, *RUNS, *CHIP,
-}  # fmt: skip
+    "attempt",
+    "node",
+    "slot",
+    "spread",
+    "samples",
+    "margin",
+    "winner",
+    "detail",
+    "unconfirmed",
+    "env",
+    "gbps",
+    "GB/s",
+    "tflops",
+    "TFLOPS",
+    "std",
+    "stddev",
+    "min_us",
+    "max_us",
+    "median_us",
+    "mean_us",
+    "error",
+    "errors",
+    "captured",
+    "timestamp",
+    "_tag",
+    "op",
+    "timer",
+    "fastest",
+    "order",
+    "status",
+    CONFIG,
+    *TIMES,
+    *RUNS,
+    *CHIP,
+}
 MAX_REPEATS = 100
 MAX_LINES = 1_000_000
 MAX_RECORD = 256 * 1024

@@ -21,9 +21,7 @@ _UNTUNED = re.compile(
     r"\b(?P<op>\w*)TunableOp_(?P<dtype>[\w:<>]+)_(?P<layout>[NT]{2}),[nt]{2}_(?P<N>\d+)_(?P<M>\d+)_(?P<K>\d+)"
     r"(?:_\w+)?(?:,- \{.*)?\s*\Z"
 )
-_DTYPES = {
-    "BFloat16": "torch.bfloat16", "Half": "torch.float16", "float": "torch.float32", "tf32": "torch.float32"
-}  # fmt: skip
+_DTYPES = {"BFloat16": "torch.bfloat16", "Half": "torch.float16", "float": "torch.float32", "tf32": "torch.float32"}
 _FP8 = {"q_dtype_a": "torch.float8_e4m3fn", "q_dtype_w": "torch.float8_e4m3fn"}
 _BF16 = {"q_dtype_a": "torch.bfloat16", "q_dtype_w": "torch.bfloat16"}
 # (dtype, block, what follows) in a file's name -> the quantisation as columns of fmoe

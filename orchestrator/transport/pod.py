@@ -153,9 +153,16 @@ class PodOpener:
         core = client.CoreV1Api(client.ApiClient(self._api.configuration))
         try:
             link = stream(
-                core.connect_get_namespaced_pod_exec, **self._of, command=["sh", "-c", command],
-                stdin=True, stdout=True, stderr=True, tty=False, binary=True, _preload_content=False,
-            )  # fmt: skip
+                core.connect_get_namespaced_pod_exec,
+                **self._of,
+                command=["sh", "-c", command],
+                stdin=True,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                binary=True,
+                _preload_content=False,
+            )
         except Exception as e:
             raise _error(self._node, self._api.configuration.host, e) from e
         return PodChannel(self._node, link)

@@ -21,7 +21,7 @@ from typing import Any
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
 from worker.agent.control import (
-    Control,  # fmt: skip
+    Control,
     read_epoch,
 )
 from worker.agent.inbox import Inbox, SpecRejectedError, accept, read_spec
@@ -43,7 +43,7 @@ from worker.protocol import (
     Spec,
     evidence,
     record,
-)  # fmt: skip
+)
 from worker.protocol.paths import IMAGE_ENV
 from worker.text import OWN_LINE, clean, plural
 
@@ -279,8 +279,11 @@ class Agent:
 
     def _spawn(self) -> TunerProcess:
         place = {
-            "node_dir": str(self._paths.root), "node": self._config.node, "slot": self._slot, "token": self._token,
-        }  # fmt: skip
+            "node_dir": str(self._paths.root),
+            "node": self._config.node,
+            "slot": self._slot,
+            "token": self._token,
+        }
         slots = self._config.slots
         env = {**slots[self._slot], SLOTS_ON_CORES: str(slots_on_cores(slots, self._slot))}
         return TunerProcess(self._config.tuner, self._config.options, place, env, self._log_fd)

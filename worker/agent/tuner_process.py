@@ -59,10 +59,26 @@ class TunerProcess:
         """Spawn it. `place`: node_dir, node, slot, token. Raises OSError."""
         messages, theirs = os.pipe()
         argv = [
-            sys.executable, "-u", "-m", "worker", "child", "--tuner", tuner, "--options", json.dumps(options),
-            "--fd", str(theirs), "--parent", str(os.getpid()), "--slot", place["slot"], "--node", place["node"],
-            "--node-dir", place["node_dir"],
-        ]  # fmt: skip
+            sys.executable,
+            "-u",
+            "-m",
+            "worker",
+            "child",
+            "--tuner",
+            tuner,
+            "--options",
+            json.dumps(options),
+            "--fd",
+            str(theirs),
+            "--parent",
+            str(os.getpid()),
+            "--slot",
+            place["slot"],
+            "--node",
+            place["node"],
+            "--node-dir",
+            place["node_dir"],
+        ]
         path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")) if p)
         try:
             self._child = Child(

@@ -74,10 +74,16 @@ class Tree:
     def as_json(self) -> dict[str, object]:
         scripts = {name: str(path.relative_to(self.root)) for name, path in self.scripts.items()}
         return {
-            "root": str(self.root), "package": str(self.package), "meta": str(self.meta), "wheel": self.wheel,
-            "version": self.version, "commit": self.commit, "imported": self.imported, "scripts": scripts,
+            "root": str(self.root),
+            "package": str(self.package),
+            "meta": str(self.meta),
+            "wheel": self.wheel,
+            "version": self.version,
+            "commit": self.commit,
+            "imported": self.imported,
+            "scripts": scripts,
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 def find_trees(roots: Iterable[Path] = (), *, gfx: str = "") -> list[Tree]:
@@ -115,9 +121,10 @@ def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") ->
         return (tree := tree_at(wanted)), _notes_on(tree, trees)
     if not trees:
         raise NotATreeError(
-            "there is no AITER here: `import aiter` finds no package, and neither do " + ", ".join(PLACES)
+            "there is no AITER here: `import aiter` finds no package, and neither do "
+            + ", ".join(PLACES)
             + "; name its folder in the inventory (aiter: {root: PATH})"
-        )  # fmt: skip
+        )
     usable = [t for t in trees if not family or family in t.scripts]
     if not usable:
         raise NotATreeError(f"the AITER of this image has no tuner script for {family}: {_named(trees)}")

@@ -17,9 +17,12 @@ PRE8, PRE4 = "pre8", "pre4"
 
 FORMATS: dict[str, str] = {f.name: f.format for f in FAMILIES.values() if f.format}
 OF_BATCHED = {
-    "aiter-bmm-bf16": ROW16, "aiter-bmm-a8w8": ROW8, "aiter-bmm-a8w8-prequant": PRE8,
-    "aiter-bmm-afp4wfp4": MX4, "aiter-bmm-a16wfp4": PRE4,
-}  # fmt: skip
+    "aiter-bmm-bf16": ROW16,
+    "aiter-bmm-a8w8": ROW8,
+    "aiter-bmm-a8w8-prequant": PRE8,
+    "aiter-bmm-afp4wfp4": MX4,
+    "aiter-bmm-a16wfp4": PRE4,
+}
 """These have formats of their own, whatever the family of the shapes is."""
 
 _X_BITS = {ROW8: 8, BLOCK8: 8, MX4: 4}
@@ -73,9 +76,13 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
             raise UnsupportedError(f"dtype is {dtype}; bench takes {', '.join(_WIDTHS)}")
         return Case(family, format_, m, n, k, b, dtype, out or dtype, str(key.get("bias", "False")) == "True")
     dtype = {
-        ROW8: _type(key, "q_dtype_w", "int8"), BLOCK8: fp8_of(gfx), MX4: "float4_e2m1fn_x2", PRE8: "int8",
-        PRE4: "float4_e2m1fn_x2", ROW16: "bfloat16",
-    }[format_]  # fmt: skip
+        ROW8: _type(key, "q_dtype_w", "int8"),
+        BLOCK8: fp8_of(gfx),
+        MX4: "float4_e2m1fn_x2",
+        PRE8: "int8",
+        PRE4: "float4_e2m1fn_x2",
+        ROW16: "bfloat16",
+    }[format_]
     return Case(family, format_, m, n, k, b, dtype)
 
 

@@ -74,9 +74,12 @@ class BackendServer:
     def execute(self, command: Answer) -> Answer:
         """Execute one command; its answer. An exception of the backend is an answer too."""
         do: dict[str, Callable[..., Answer]] = {
-            "prepare": self._prepare, "sample": self._sample, "calls": self._calls, "drop": self._drop,
+            "prepare": self._prepare,
+            "sample": self._sample,
+            "calls": self._calls,
+            "drop": self._drop,
             "canary": self._canary,
-        }  # fmt: skip
+        }
         try:
             return {"is": "done", **do[command["do"]](**{n: v for n, v in command.items() if n != "do"})}
         except Exception as e:  # noqa: BLE001 - as above

@@ -31,9 +31,13 @@ from worker.tuners.common.operands import (
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError
 
 KINDS = {
-    ROW16: ("none", "none"), ROW8: ("row", "row"), BLOCK8: ("block", "block"), MX4: ("mx", "mx"),
-    PRE8: ("none", "tensor"), PRE4: ("none", "mx"),
-}  # fmt: skip
+    ROW16: ("none", "none"),
+    ROW8: ("row", "row"),
+    BLOCK8: ("block", "block"),
+    MX4: ("mx", "mx"),
+    PRE8: ("none", "tensor"),
+    PRE4: ("none", "mx"),
+}
 """Kinds of scales of X and of W (Problem.scale), by format."""
 
 
@@ -204,9 +208,14 @@ def prepare(
     alive()
     wrong = is_wrong(err, err_ratio)
     answer = {
-        "op": bound.op, "kernel": bound.kernel, "err": err, "status": "wrong" if wrong else "ok",
-        "config": bound.config, "flops": case.flops, "bytes": case.moved_bytes,
-    }  # fmt: skip
+        "op": bound.op,
+        "kernel": bound.kernel,
+        "err": err,
+        "status": "wrong" if wrong else "ok",
+        "config": bound.config,
+        "flops": case.flops,
+        "bytes": case.moved_bytes,
+    }
     if wrong:
         return answer, None
     del out, call

@@ -241,8 +241,11 @@ def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: in
     if not mine:
         ran = ", ".join(f"{_short(name)} ({plural(len(d), 'time')})" for name, d in list(kernels.items())[:8])
         what = f"kernel matching {pattern!r}" if pattern else "kernel"
-        raise Refused("error", f"no {what} ran a whole number of times in each of {total} calls; there were:"
-                               f" {ran or 'none, or none on a GPU'}")  # fmt: skip
+        raise Refused(
+            "error",
+            f"no {what} ran a whole number of times in each of {total} calls; there were:"
+            f" {ran or 'none, or none on a GPU'}",
+        )
     return sum(mine.values()) / 1e3, " + ".join(map(_short, mine))
 
 

@@ -248,9 +248,17 @@ def _variables(
 
 
 def _row(
-    who: BackendRunner, options: Options, of: Mapping[str, Any] | None, us: float = -1.0, spread: float = 0.0,
-    samples: int = 0, *, run: int, status: str = "ok", detail: str = "",
-) -> Row:  # fmt: skip
+    who: BackendRunner,
+    options: Options,
+    of: Mapping[str, Any] | None,
+    us: float = -1.0,
+    spread: float = 0.0,
+    samples: int = 0,
+    *,
+    run: int,
+    status: str = "ok",
+    detail: str = "",
+) -> Row:
     """Row of one run, of a result, or of a backend without one; `of`: its answer to the preparation of the shape."""
     of = of or {}
     return Row(

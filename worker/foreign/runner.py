@@ -160,9 +160,12 @@ class _Process:
         own = {"HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
         self._control, theirs = socket.socketpair()
         order = {
-            "control": theirs.fileno(), "seconds": math.ceil(limits.seconds), "memory": limits.memory,
-            "output": limits.output, "processes": limits.processes,
-        }  # fmt: skip
+            "control": theirs.fileno(),
+            "seconds": math.ceil(limits.seconds),
+            "memory": limits.memory,
+            "output": limits.output,
+            "processes": limits.processes,
+        }
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", str(ENTER), json.dumps(order), *argv],

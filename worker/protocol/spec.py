@@ -26,9 +26,13 @@ BAD_ENDS = ("fault", "hang", "oom", "error")
 SOURCES = ("attempt", "blocklist")
 _TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
 _WITHHELD_TYPES: dict[str, tuple[type, ...]] = {
-    "key": (list,), "candidate": (list,), "outcome": (str,), "source": (str,), "t": (int, float),
+    "key": (list,),
+    "candidate": (list,),
+    "outcome": (str,),
+    "source": (str,),
+    "t": (int, float),
     **dict.fromkeys(_TEXTS, (str,)),
-}  # fmt: skip
+}
 
 
 class Withheld(TypedDict, total=False):
@@ -117,8 +121,12 @@ def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
 
 
 _VERDICT_TYPES: dict[str, tuple[type, ...]] = {
-    "family": (str,), "key": (list,), "candidate": (list,), "slot": (str,), "t": (int, float),
-}  # fmt: skip
+    "family": (str,),
+    "key": (list,),
+    "candidate": (list,),
+    "slot": (str,),
+    "t": (int, float),
+}
 
 
 MAX_SPEC_BYTES = 8 * 1024 * 1024
@@ -193,11 +201,23 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 _SPEC_TYPES: dict[str, tuple[type, ...]] = {
-    "attempt": (str,), "run": (str,), "epoch": (int,), "kind": (str,), "group": (str,), "family": (str,),
-    "tuner": (str,), "shapes": (list,), "watchdog_s": (int, float), "grace_s": (int, float),
-    "err_ratio": (int, float), "options": (dict,), "protocol": (int,),
-    "only": (dict,), "refuted": (list,), "confirmed": (list,),
-}  # fmt: skip
+    "attempt": (str,),
+    "run": (str,),
+    "epoch": (int,),
+    "kind": (str,),
+    "group": (str,),
+    "family": (str,),
+    "tuner": (str,),
+    "shapes": (list,),
+    "watchdog_s": (int, float),
+    "grace_s": (int, float),
+    "err_ratio": (int, float),
+    "options": (dict,),
+    "protocol": (int,),
+    "only": (dict,),
+    "refuted": (list,),
+    "confirmed": (list,),
+}
 
 
 def _faults(raw: Mapping[str, Any]) -> list[str]:
@@ -303,10 +323,16 @@ class NodeConfig:
 
 
 _CONFIG_TYPES: dict[str, tuple[type, ...]] = {
-    "run": (str,), "node": (str,), "tuner": (str,), "options": (dict,), "slots": (dict,),
-    "idle_exit_s": (int, float), "start_timeout_s": (int, float), "canary_timeout_s": (int, float),
+    "run": (str,),
+    "node": (str,),
+    "tuner": (str,),
+    "options": (dict,),
+    "slots": (dict,),
+    "idle_exit_s": (int, float),
+    "start_timeout_s": (int, float),
+    "canary_timeout_s": (int, float),
     "protocol": (int,),
-}  # fmt: skip
+}
 
 
 def _config_faults(raw: Mapping[str, Any]) -> list[str]:

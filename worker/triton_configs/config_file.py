@@ -22,9 +22,13 @@ MAX_BYTES = 1 << 20
 INDENT = " " * 4
 # Letters of keys in `spell_values`.
 _LETTERS = {
-    "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
+    "GROUP_SIZE_M": "g",
+    "NUM_KSPLIT": "k",
+    "num_warps": "w",
+    "num_stages": "s",
+    "waves_per_eu": "eu",
     "matrix_instr_nonkdim": "mfma",
-}  # fmt: skip
+}
 _BUCKET = re.compile(r"M_(LEQ|GEQ)_([1-9]\d{0,9})\Z")
 
 

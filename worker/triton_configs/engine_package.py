@@ -104,8 +104,13 @@ _SGLANG_MOE = "sglang.srt.layers.moe"
 ENGINE_MODULES = {
     "vllm": EngineModules(
         executed=(
-            "vllm.envs", "vllm.utils.math_utils", "vllm.utils.platform_utils", "vllm.triton_utils.allocation",
-            f"{_VLLM}.quantization.utils.fp8_utils", f"{_VLLM}.fused_moe", f"{_VLLM}.fused_moe.utils",
+            "vllm.envs",
+            "vllm.utils.math_utils",
+            "vllm.utils.platform_utils",
+            "vllm.triton_utils.allocation",
+            f"{_VLLM}.quantization.utils.fp8_utils",
+            f"{_VLLM}.fused_moe",
+            f"{_VLLM}.fused_moe.utils",
             f"{_VLLM}.fused_moe.fused_moe",
         ),
         fp8=f"{_VLLM}.quantization.utils.fp8_utils",
@@ -116,8 +121,11 @@ ENGINE_MODULES = {
     ),
     "sglang": EngineModules(
         executed=(
-            "sglang.srt.environ", f"{_SGLANG_MOE}.utils", f"{_SGLANG_MOE}.moe_runner.triton_utils",
-            f"{_SGLANG_MOE}.moe_runner.triton_utils.fused_moe_triton_config", "sglang.kernels.ops.gemm.fp8_kernel",
+            "sglang.srt.environ",
+            f"{_SGLANG_MOE}.utils",
+            f"{_SGLANG_MOE}.moe_runner.triton_utils",
+            f"{_SGLANG_MOE}.moe_runner.triton_utils.fused_moe_triton_config",
+            "sglang.kernels.ops.gemm.fp8_kernel",
             "sglang.kernels.ops.moe.fused_moe_triton_kernels",
         ),
         fp8="sglang.kernels.ops.gemm.fp8_kernel",
@@ -126,7 +134,7 @@ ENGINE_MODULES = {
         linear_launcher="w8a8_block_fp8_matmul_triton",
         linear_kernel="_w8a8_block_fp8_matmul",
     ),
-}  # fmt: skip
+}
 CONFIG_FOLDERS = {
     "vllm": ("model_executor/layers/quantization/utils", "model_executor/layers/fused_moe"),
     "sglang": ("kernels/ops/gemm", "srt/layers/moe/moe_runner/triton_utils"),

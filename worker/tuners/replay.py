@@ -31,8 +31,14 @@ Key = Mapping[str, int | str]
 SLICE_S = 0.1
 _CANARY_N = 12
 _KINDS: dict[str, type[float] | type[int] | type[str]] = {
-    "us": float, "errRatio": float, "kernelId": int, "splitK": int, "kernelName": str, "libtype": str, "status": str,
-}  # fmt: skip
+    "us": float,
+    "errRatio": float,
+    "kernelId": int,
+    "splitK": int,
+    "kernelName": str,
+    "libtype": str,
+    "status": str,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,19 +78,33 @@ class BlocklistEntry:
     def as_json(self) -> dict[str, Any]:
         """A line of the list."""
         return {
-            "t": round(self.t, 3), "slot": self.where.slot, "image": self.where.image, "driver": self.where.driver,
-            "family": self.family, **self.candidate.as_json(), "named": self.candidate.describe(),
-            "outcome": self.outcome, "detail": clean(self.detail, 500), "confirmed": self.confirmed,
-        }  # fmt: skip
+            "t": round(self.t, 3),
+            "slot": self.where.slot,
+            "image": self.where.image,
+            "driver": self.where.driver,
+            "family": self.family,
+            **self.candidate.as_json(),
+            "named": self.candidate.describe(),
+            "outcome": self.outcome,
+            "detail": clean(self.detail, 500),
+            "confirmed": self.confirmed,
+        }
 
     def withheld(self, source: str) -> Withheld:
         """Entry of the list in a record of a shape's end."""
         return Withheld(
-            key=list(self.candidate.key), candidate=list(self.candidate.ident), name=self.candidate.describe(),
-            outcome=self.outcome if self.outcome in BAD_ENDS else "fault", detail=self.detail, t=round(self.t, 3),
-            slot=self.where.slot, image=self.where.image, driver=self.where.driver, source=source,
+            key=list(self.candidate.key),
+            candidate=list(self.candidate.ident),
+            name=self.candidate.describe(),
+            outcome=self.outcome if self.outcome in BAD_ENDS else "fault",
+            detail=self.detail,
+            t=round(self.t, 3),
+            slot=self.where.slot,
+            image=self.where.image,
+            driver=self.where.driver,
+            source=source,
             confirmed=self.confirmed,
-        )  # fmt: skip
+        )
 
     def used_by(self, where: SlotIdentity, now: float) -> bool:
         """True if a slot leaves the candidate out on this evidence."""

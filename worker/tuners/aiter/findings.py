@@ -47,17 +47,24 @@ class Findings:
         """The document that `worker probe --aiter-root` prints (docs/how-to/new-aiter.md)."""
         families = {
             name: {
-                "script": str(script.path.relative_to(self.tree.root)), "flags": dict(script.flags),
+                "script": str(script.path.relative_to(self.tree.root)),
+                "flags": dict(script.flags),
                 "columns": list(script.columns),
             }
             for name, script in self.families.items()
-        }  # fmt: skip
+        }
         workarounds = {n: {"verdict": w.verdict, "evidence": list(w.evidence)} for n, w in self.workarounds.items()}
         return {
-            "tree": self.tree.as_json(), "gfx": self.gfx, "promised": self.promised, "families": families,
-            "asm_dir": self.asm_dir, "workarounds": workarounds, "k256_sound": self.k256_sound,
-            "files": dict(self.files), "problems": list(self.problems),
-        }  # fmt: skip
+            "tree": self.tree.as_json(),
+            "gfx": self.gfx,
+            "promised": self.promised,
+            "families": families,
+            "asm_dir": self.asm_dir,
+            "workarounds": workarounds,
+            "k256_sound": self.k256_sound,
+            "files": dict(self.files),
+            "problems": list(self.problems),
+        }
 
 
 def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:

@@ -74,10 +74,17 @@ class AiterImage:
     def as_json(self) -> dict[str, Any]:
         """Data for the record of the tuner's start, and so for provenance."""
         return {
-            "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
-            "key": self.key, "cleared_env": cleared_names(), "shim": self.findings.misfit or "used",
-            "warning": self.warning, "notes": list(self.notes)[:20], "env": switch_record(self.device),
-        }  # fmt: skip
+            "root": str(self.tree.root),
+            "version": self.tree.version,
+            "commit": self.tree.commit,
+            "image": self.digest,
+            "key": self.key,
+            "cleared_env": cleared_names(),
+            "shim": self.findings.misfit or "used",
+            "warning": self.warning,
+            "notes": list(self.notes)[:20],
+            "env": switch_record(self.device),
+        }
 
 
 def inspect_image(options: Options) -> AiterImage:
@@ -93,9 +100,14 @@ def inspect_image(options: Options) -> AiterImage:
     gfx, digest = str(device["gfx"] or ""), os.environ.get(IMAGE_ENV, "")
     findings = inspect(tree, gfx)
     seen = {
-        "image": digest, "gfx": gfx, "root": str(tree.root), "python": str(here["python"]), **findings.files,
-        **{k: str(v) for k, v in versions.items()}, **inventory_switches(),
-    }  # fmt: skip
+        "image": digest,
+        "gfx": gfx,
+        "root": str(tree.root),
+        "python": str(here["python"]),
+        **findings.files,
+        **{k: str(v) for k, v in versions.items()},
+        **inventory_switches(),
+    }
     text = "\n".join(f"{k}={seen[k]}" for k in sorted(seen) if seen[k])
     more = [answer["absent"]] if "absent" in answer else []
     return AiterImage(

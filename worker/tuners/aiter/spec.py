@@ -15,12 +15,39 @@ LARGEST_BYTES = 64 << 30
 
 OURS = frozenset(
     {
-        "-i", "--untune_file", "-o", "--tune_file", "-o2", "--profile_file", "--mp", "--all", "--sort", "--batch",
-        "--errRatio", "--timeout", "--warmup", "--iters", "-k", "--splitK", "-v", "--verbose", "--input_file",
-        "--tuned_file", "--run_config", "--compare", "--update_improved", "--min_improvement_pct", "--model_dir",
-        "--preshuffle", "--apply", "--batch_g", "--M", "--N", "--K",
+        "-i",
+        "--untune_file",
+        "-o",
+        "--tune_file",
+        "-o2",
+        "--profile_file",
+        "--mp",
+        "--all",
+        "--sort",
+        "--batch",
+        "--errRatio",
+        "--timeout",
+        "--warmup",
+        "--iters",
+        "-k",
+        "--splitK",
+        "-v",
+        "--verbose",
+        "--input_file",
+        "--tuned_file",
+        "--run_config",
+        "--compare",
+        "--update_improved",
+        "--min_improvement_pct",
+        "--model_dir",
+        "--preshuffle",
+        "--apply",
+        "--batch_g",
+        "--M",
+        "--N",
+        "--K",
     }
-)  # fmt: skip
+)
 """Flags that gemmfleet sets, or must not be set."""
 REFUSED = {
     "--grouped-gemm": "it tunes AITER's tuned_grouped_fmoe.csv, whose rows have other columns, are for gfx1250 and name"

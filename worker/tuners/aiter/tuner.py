@@ -36,8 +36,16 @@ HOPELESS = 5
 """If this many candidates of a tiny shape end their process and none is measured, the candidates are not the cause."""
 FIRST = "before the first shape, on a tiny one"
 TINY = {
-    "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
-}  # fmt: skip
+    "B": 2,
+    "M": 64,
+    "N": 512,
+    "K": 512,
+    "token": 16,
+    "model_dim": 1024,
+    "inter_dim": 512,
+    "expert": 8,
+    "topk": 2,
+}
 """Sizes of the tiny shape."""
 
 Canary = tuple[bool, float, str]
@@ -120,8 +128,10 @@ class AiterTuner:
             return {}
         job = replace(
             session.job(family, options, [s.key for s in spec.shapes]),
-            err_ratio=spec.err_ratio, quiet_s=spec.watchdog_s * QUIET_SHARE, grace_s=spec.grace_s,
-        )  # fmt: skip
+            err_ratio=spec.err_ratio,
+            quiet_s=spec.watchdog_s * QUIET_SHARE,
+            grace_s=spec.grace_s,
+        )
         began = time.monotonic()
         self._build(job, emit.alive)
         built = time.monotonic() - began

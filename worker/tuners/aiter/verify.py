@@ -46,9 +46,13 @@ def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool)
         return _report(supported=False, why=str(e))
     found = inspect(tree, gfx).families.get(name)
     answer: dict[str, Any] = {
-        "gfx": gfx, "cu_num": here["cu_num"], "root": str(tree.root), "version": tree.version, "commit": tree.commit,
+        "gfx": gfx,
+        "cu_num": here["cu_num"],
+        "root": str(tree.root),
+        "version": tree.version,
+        "commit": tree.commit,
         "notes": list(notes)[:10],
-    }  # fmt: skip
+    }
     if found is None:
         return _report(supported=False, why=f"this AITER has no script of {name}", **answer)
     lacks = "" if found.has("--run_config") else "this AITER has no --run_config (it came on 2026-04-14)"

@@ -248,9 +248,18 @@ DETAIL = 300  # characters of a detail at most
 
 
 def row_of(
-    p: Problem, tuner: str, kernel: str, kernel_id: int, split_k: int, status: str, us: float = -1.0,
-    err: float = 1.0, spread: float = 0.0, samples: int = 0, detail: str = "",
-) -> Row:  # fmt: skip
+    p: Problem,
+    tuner: str,
+    kernel: str,
+    kernel_id: int,
+    split_k: int,
+    status: str,
+    us: float = -1.0,
+    err: float = 1.0,
+    spread: float = 0.0,
+    samples: int = 0,
+    detail: str = "",
+) -> Row:
     """A candidate's row; `us` is -1 where it has no time, and its rates are 0 then."""
     timed = us > 0
     return Row(

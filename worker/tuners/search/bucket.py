@@ -345,15 +345,17 @@ class BucketSearch:
                 new = other.times.get(replace(self.configs[winner], caller=caller).name)
             if caller and new is None:
                 continue
-            points.append([
-                other.point.m,
-                other.point.weight,
-                round(other.us_of(replace(other.today, caller=caller).name), 4),
-                round(new.us, 4) if new else -1.0,
-                round(new.err, 6) if new else 1.0,
-                old_values.index(other.today.values),
-                other.point.label or caller,
-            ])  # fmt: skip
+            points.append(
+                [
+                    other.point.m,
+                    other.point.weight,
+                    round(other.us_of(replace(other.today, caller=caller).name), 4),
+                    round(new.us, 4) if new else -1.0,
+                    round(new.err, 6) if new else 1.0,
+                    old_values.index(other.today.values),
+                    other.point.label or caller,
+                ]
+            )
         values = self.configs[winner].values if winner else None
         document = {**self.file.facts, **self.facts, "values": values, "old": old_values, "points": points}
         return json.dumps(document, separators=(",", ":"))

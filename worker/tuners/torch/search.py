@@ -226,10 +226,18 @@ class Search:
     """One shape's search. `run` ends with exactly one `tuned` or `failed`."""
 
     def __init__(
-        self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
-        emit: Emit, spent: Spent, started: float, candidates: list[Candidate] | None = None,
+        self,
+        shape: SpecShape,
+        operands: Operands,
+        device: Device,
+        options: Options,
+        err_limit: float,
+        emit: Emit,
+        spent: Spent,
+        started: float,
+        candidates: list[Candidate] | None = None,
         only: Sequence[TableKernel] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`only`: the only kernels to be measured; None: every one."""
         self._shape, self._operands, self._device, self._options = shape, operands, device, options
         self._emit, self._spent, self._err_limit = emit, spent, err_limit
@@ -323,10 +331,15 @@ class Search:
             while len(tries) < TRIES:
                 left = self._started + self._budget - time.perf_counter()
                 v = rerank(
-                    [b.timer for b in best], measured, [b.candidate.simplicity for b in best], rng,
-                    max(left, RERANK * self._budget), tick=self._emit.alive, sustained=self._sustained,
+                    [b.timer for b in best],
+                    measured,
+                    [b.candidate.simplicity for b in best],
+                    rng,
+                    max(left, RERANK * self._budget),
+                    tick=self._emit.alive,
+                    sustained=self._sustained,
                     again=self._options.again,
-                )  # fmt: skip
+                )
                 tries.append(v)
                 if v.us[v.winner] <= SLOWER * best[v.winner].measurement.us:
                     break

@@ -223,10 +223,14 @@ class EngineLookups:
         block_n, block_k = layer.block or (0, 0)
         plain_dtype = torch.float32 if layer.dtype == "float32" else torch.bfloat16
         arguments: Values = {
-            "N": layer.n, "inter_dim": layer.n, "block_n": block_n, "block_k": block_k,
+            "N": layer.n,
+            "inter_dim": layer.n,
+            "block_n": block_n,
+            "block_k": block_k,
             "dtype": call_by_name(self._moe_dtype, {"dtype": plain_dtype, f"use_{layer.dtype}": True}),
-            "per_channel_quant": file.is_per_channel, "down_moe": file.is_second_product,
-        }  # fmt: skip
+            "per_channel_quant": file.is_per_channel,
+            "down_moe": file.is_second_product,
+        }
         if layer.op == "moe":
             return {**arguments, "E": layer.e, "num_experts": layer.e}
         return {**arguments, "K": layer.k}
@@ -303,21 +307,33 @@ class EngineLookups:
         a_scale_sizes = [1] if has_tensor_scale else [m, -(-k // block_k)]
         b_scale_sizes = [layer.e] if has_tensor_scale else [layer.e, -(-n // block_n), -(-k // block_k)]
         return {
-            "M": m, "E": layer.e, "N": layer.n, "K": layer.k, "topk": TOPK, "dtype": dtype or None, "is_marlin": False,
+            "M": m,
+            "E": layer.e,
+            "N": layer.n,
+            "K": layer.k,
+            "topk": TOPK,
+            "dtype": dtype or None,
+            "is_marlin": False,
             "A": empty("" if dtype.endswith("a16") else dtype, m, k),
             "A_scale": empty("float32", *a_scale_sizes) if dtype.endswith("a8") else None,
             "B": empty(dtype, layer.e, n, k),
             "B_scale": empty("float32", *b_scale_sizes) if "_w" in dtype else None,
-            "B_zp": None, "B_bias": None, "bias": None, "C": empty("", m, TOPK, n),
-            "mul_routed_weight": file.is_second_product, "topk_weights": empty("float32", m, TOPK),
-            "topk_ids": empty("int32", m, TOPK), "top_k": topk,
-            "sorted_token_ids": empty("int32", m * TOPK), "expert_ids": empty("int32", m * TOPK),
+            "B_zp": None,
+            "B_bias": None,
+            "bias": None,
+            "C": empty("", m, TOPK, n),
+            "mul_routed_weight": file.is_second_product,
+            "topk_weights": empty("float32", m, TOPK),
+            "topk_ids": empty("int32", m, TOPK),
+            "top_k": topk,
+            "sorted_token_ids": empty("int32", m * TOPK),
+            "expert_ids": empty("int32", m * TOPK),
             "num_tokens_post_padded": empty("int32", 1),
             "block_shape": [block_n, block_k] if layer.block else None,
             "compute_type": tl.float32 if dtype == "float32" else tl.bfloat16,
             "per_channel_quant": file.is_per_channel,
             **{f"use_{name}": dtype == name for name in QUANTIZED},
-        }  # fmt: skip
+        }
 
     def _empty(self, dtype: str, *sizes: int) -> torch.Tensor:
         """A tensor without memory. `dtype`: as in file names, of which the first word counts; bf16 for all others."""
