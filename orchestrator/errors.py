@@ -32,7 +32,7 @@ class OrchestratorError(Exception):
 
     @property
     def reason(self) -> str:
-        """The message without the name of a node in front."""
+        """The message; errors of a node give it without the node's name in front."""
         return str(self)
 
 

@@ -19,7 +19,7 @@ from orchestrator.transport.base import Transport
 
 @dataclass(frozen=True, slots=True)
 class DriveSettings:
-    """Settings of a controller that users cannot change."""
+    """Defaults of a controller that tests replace. Users set two of the timeouts, `lost` and `grace`, by options."""
 
     reach: Callable[[NodePlan], Transport] | None = None
     """Makes the transport of a planned node. None: use the one in its inventory."""
@@ -42,7 +42,7 @@ class RunContext:
     """The number of this controller among those of the run. Nodes obey only the highest."""
     settings: DriveSettings
     timeouts: Timeouts
-    """Those of the settings, with the two that the user gave."""
+    """Use these and not those of `settings`: they have the user's `lost` and `grace`."""
     mask: Callable[[str], str]
     """Puts references (`${env:NAME}`) in place of their values, because the watcher's output may be kept."""
 

@@ -17,7 +17,7 @@ from orchestrator.errors import NoUsableNodeError
 from orchestrator.families import get_tuner
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory
-from orchestrator.inventory.values import masker
+from orchestrator.inventory.values import value_hider
 from orchestrator.machines.admission import NodeAdmission
 from orchestrator.machines.check_script import script
 from orchestrator.machines.facts import load_facts, save_facts
@@ -90,7 +90,7 @@ def make_driver(
     if transport is None:
         reach = context.settings.reach or partial(transport_of, accept_new_host_keys=config.accept_new_host_keys)
         transport = reach(plan)
-    post = _masked(masker(node.options()), post)
+    post = _masked(value_hider(node.options()), post)
     engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
     admission = NodeAdmission(
         transport,

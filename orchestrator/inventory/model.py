@@ -21,10 +21,8 @@ from orchestrator.inventory.values import (
     Capabilities,
     CompilerVariable,
     ContainerUser,
-    Count,
     Devices,
     Env,
-    Fixed,
     Gfx,
     GpuArchs,
     Gpus,
@@ -34,11 +32,13 @@ from orchestrator.inventory.values import (
     Jump,
     Label,
     Labels,
+    LeaseCount,
     Mounts,
     Network,
     Numa,
+    PlainText,
     Port,
-    Private,
+    ReferenceText,
     SecurityOptions,
     Size,
     Time,
@@ -104,14 +104,14 @@ class LoginHost(Strict):
     )
     port: Annotated[Port | None, _SSH] = option(None, "number (SSH configuration, else 22)", "port of its sshd")
     user: Annotated[User | None, _SSH] = option(None, "text* (SSH configuration, else yours)", "login name")
-    identity: Annotated[Private | None, _SSH] = option(
+    identity: Annotated[ReferenceText | None, _SSH] = option(
         None, "path here* (SSH configuration and agent)", "private key file"
     )
     proxy_jump: Annotated[Jump | None, _SSH] = option(
         None, "text* (SSH configuration)",
         "jump hosts: `[USER@]HOST[:PORT]`, separated by `,`; `none`: connect directly",
     )  # fmt: skip
-    ssh_config: Annotated[Private | None, _SSH] = option(
+    ssh_config: Annotated[ReferenceText | None, _SSH] = option(
         None, "text* (yours and the system's)", "SSH configuration file, as with `ssh -F`"
     )
 
@@ -150,10 +150,10 @@ class DockerSection(Strict):
 class AiterSection(Strict):
     """The `aiter:` section of a node: what its AITER needs that cannot be found."""
 
-    root: Annotated[Fixed | None, Variable(AITER_ROOT_ENV)] = option(
+    root: Annotated[PlainText | None, Variable(AITER_ROOT_ENV)] = option(
         None, "path (found by itself)", "AITER's tree or package on the node; with `docker`: in the image"
     )
-    compilers: dict[CompilerVariable, Fixed] = option(
+    compilers: dict[CompilerVariable, PlainText] = option(
         {}, "mapping (empty)", "folders by variable: `GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH`, `FLATMM_HIP_CLANG_PATH`"
     )
     gpu_archs: Annotated[GpuArchs | None, Variable("GPU_ARCHS")] = option(
@@ -167,7 +167,7 @@ class AiterSection(Strict):
 class VllmSection(Strict):
     """The `vllm:` section of a node."""
 
-    root: Annotated[Fixed | None, Variable(VLLM_ROOT_ENV)] = option(
+    root: Annotated[PlainText | None, Variable(VLLM_ROOT_ENV)] = option(
         None, "path (found by itself)", "vLLM's package, checkout or wheel on the node; with `docker`: in the image"
     )
 
@@ -191,7 +191,7 @@ class NodeOptions(LoginHost):
         "`auto`: one slot for each GPU found, else one slot with all cores; a number N: the first N GPUs, `0` for one"
         " slot without a GPU; `[0, 2]`: these",
     )  # fmt: skip
-    workdir: Private | None = option(
+    workdir: ReferenceText | None = option(
         None, "path on the node* (`~/.gemmfleet`; local: in the run's folder)", "folder for the files of runs"
     )
     results: Absolute | None = option(
@@ -199,7 +199,7 @@ class NodeOptions(LoginHost):
         "folder that outlives runs: `RESULTS/<run>/<node>` (mode 0700) is mounted into containers, is"
         " `GEMMFLEET_RESULTS` for tuners, and gets copies of `events/` and `logs/` when the run ends",
     )  # fmt: skip
-    python: Fixed | None = option(
+    python: PlainText | None = option(
         None, "text (found on the node; local: this program's; `docker`: the image's)", "interpreter of the workers"
     )
     busy: Literal["wait", "skip", "share"] | None = option(
@@ -228,11 +228,11 @@ class NodeOptions(LoginHost):
         "the node is a pool of leases that a scheduler grants: [Slurm](../start/slurm.md),"
         " [Kubernetes](../how-to/kubernetes.md)",
     )  # fmt: skip
-    count: Annotated[Count, _POOL] = option(
+    count: Annotated[LeaseCount, _POOL] = option(
         (1, 1), "number or range (1)", "leases to start with and at most, such as `1-8`"
     )
     time: Annotated[Time, _POOL] = option("4h", "text (`4h`)", "time limit of a lease: `4h`, `90m`, `1d12h`")
-    cache: Annotated[Fixed | None, _POOL] = option(
+    cache: Annotated[PlainText | None, _POOL] = option(
         None, "text (none)", "folder that outlives leases, for modules that tuners build"
     )
     via: Annotated[Host | None, _SLURM] = option(
@@ -242,13 +242,13 @@ class NodeOptions(LoginHost):
     partition: Annotated[Label | None, _SLURM] = option(None, "text (the cluster's)", "Slurm: partition")
     account: Annotated[Label | None, _SLURM] = option(None, "text (yours)", "Slurm: account")
     extra: Annotated[Words, _SLURM] = option((), "list (empty)", "Slurm: further options of sbatch")
-    context: Annotated[Fixed | None, _KUBERNETES] = option(
+    context: Annotated[PlainText | None, _KUBERNETES] = option(
         None, "text (the current one)", "Kubernetes: context of your kubeconfig"
     )
     namespace: Annotated[Label | None, _KUBERNETES] = option(
         None, "text (the context's)", "Kubernetes: namespace of the pods"
     )
-    resource: Annotated[Fixed, _KUBERNETES] = option(
+    resource: Annotated[PlainText, _KUBERNETES] = option(
         "amd.com/gpu", "text (`amd.com/gpu`)", "Kubernetes: the device plugin's name of a GPU"
     )
     pod: Annotated[dict[str, Any], _KUBERNETES] = option(

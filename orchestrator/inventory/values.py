@@ -4,8 +4,9 @@ A reference `${env:NAME}` stays as written in the model and in every file that t
 memory when it is used, and its value is passed on but never stored: workers get values on the standard input of the
 node's launcher.
 
-Validators raise ValueError that says what to write. They never repeat the value, because it may be private. Here the
-rules are checked on the text around references; after resolving, on the whole text.
+Validators raise ValueError that says what to write. They do not repeat a text, because it may be private; only names
+of a fixed list and numbers are shown. Here the rules are checked on the text around references; after resolving, on the
+whole text.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def has_reference(text: str) -> bool:
     return REFERENCE_RE.search(text) is not None
 
 
-def masked(text: str, filler: str = "x") -> str:
+def with_filler(text: str, filler: str = "x") -> str:
     """The text with each reference replaced by `filler`, so that its form can be checked before the values are known.
 
     Raises ValueError if something looks like a reference but is malformed.
@@ -56,7 +57,7 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from texts(item, f"{path}.{key}" if path else str(key))
 
 
-def masker(value: Any) -> Callable[[str], str]:
+def value_hider(value: Any) -> Callable[[str], str]:
     """Return a function that replaces the values of this data's references in a text by the references. It is for
     messages that we keep: an error of a host or a registry may contain its own name. Only whole words are replaced, and
     no values shorter than three characters.
@@ -125,7 +126,7 @@ def must(pattern: str, rule: str, filler: str | None = "x") -> AfterValidator:
     compiled = re.compile(f"(?:{pattern})\\Z", re.DOTALL)
 
     def check(value: str) -> str:
-        if not compiled.match(value if filler is None else masked(value, filler)):
+        if not compiled.match(value if filler is None else with_filler(value, filler)):
             found = _SHELL_RE.search(value)
             raise ValueError(f"{rule}; a variable is written ${{env:{found[1]}}}" if found else rule)
         return value
@@ -162,7 +163,7 @@ def _numbers(rule: str, *words: str, most: int, count: bool = False) -> BeforeVa
 
 
 def _private(value: str) -> str:
-    if not masked(value) or not value.isprintable():
+    if not with_filler(value) or not value.isprintable():
         raise ValueError("must be text without control characters, and not empty")
     return value
 
@@ -207,13 +208,15 @@ _TEXTS = BeforeValidator(lambda value: str(value) if type(value) is int else val
 _ONCE: AfterValidator = AfterValidator(lambda value: tuple(dict.fromkeys(value)))
 
 Text = Annotated[str, StringConstraints(max_length=4096)]
-Private = Annotated[Text, AfterValidator(_private)]
+ReferenceText = Annotated[Text, AfterValidator(_private)]
 """Text that may hold references."""
-Fixed = Annotated[
-    Private,
+PlainText = Annotated[
+    ReferenceText,
     must(r"(?:(?!\$\{env:).)*", "no reference can stand here: it is written into the node's scripts as it is", None),
 ]
-Absolute = Annotated[Private, must(r"/[^:]*", "must be a path on the node that begins with '/', without ':'", "/x")]
+Absolute = Annotated[
+    ReferenceText, must(r"/[^:]*", "must be a path on the node that begins with '/', without ':'", "/x")
+]
 Host = Annotated[Text, must(_HOST, "must be a host name, an address or a name of your SSH configuration, alone")]
 User = Annotated[Text, must(_USER, "must be a login name")]
 Jump = Annotated[
@@ -290,7 +293,7 @@ ContainerUser = Annotated[
 ]
 Gfx = Annotated[Text, must(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,63}", "must be a name such as gfx950")]
 GpuArchs = Annotated[Text, must(r"gfx[0-9a-z]+(?:;gfx[0-9a-z]+)*", "must be chips such as gfx950 or gfx942;gfx950")]
-Words = Annotated[tuple[Fixed, ...], LISTED]
+Words = Annotated[tuple[PlainText, ...], LISTED]
 Label = Annotated[Text, must(r"[A-Za-z0-9][A-Za-z0-9._,-]{0,62}", "must be a plain name without references")]
 Labels = Annotated[tuple[Annotated[str, must(_NAME, NAME_RULE, None)], ...], LISTED, _ONCE]
 EnvName = Annotated[
@@ -305,7 +308,7 @@ Env = Annotated[
     dict[EnvName, Annotated[str, StringConstraints(max_length=32768), must(r"[^\0\n\r]*", "must be one line of text")]],
     AfterValidator(_no_secrets),
 ]
-Count = Annotated[
+LeaseCount = Annotated[
     tuple[int, int],
     BeforeValidator(_count),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]}),

@@ -1,7 +1,7 @@
 """Polls the nodes of a run for `status`: which workers run, and what the GPUs do now.
 
-A poll runs only the brief part of the check script (facts.py), and asks the engine for its workers. `poll` asks every
-node once; `Watch` asks again and again, and keeps the connections open, so that the next round needs no login.
+A poll runs only the brief part of the check script (check_script.py), and asks the engine for its workers. `poll` asks
+every node once; `Watch` asks again and again, and keeps the connections open, so that the next round needs no login.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from orchestrator.transport.base import Transport
 T = TypeVar("T")
 LIMIT_S = 4.5
 """A node that has not answered by then is slow if it accepted the connection, else unreachable."""
-ASIDE_S = 0.2
-"""The calls to a node get this much less than the limit, so that their result arrives in time."""
+MARGIN_S = 0.2
+"""Connecting and the check script get this much less than the limit, so that their result arrives in time. The
+engine's list of workers has a limit of its own; `ask_all` does not wait for it."""
 EVERY_S = 3.0
 """Seconds between two rounds of `Watch`."""
 
@@ -64,7 +65,7 @@ class NodePoll:
 
     def ask(self, *, keep: bool = False) -> NodeAnswer:
         """Poll once. Never raises for trouble with the node. `keep`: leave the connection open for the next time."""
-        until = time.monotonic() + self._limit_s - ASIDE_S
+        until = time.monotonic() + self._limit_s - MARGIN_S
         try:
             if self.connection is None:
                 self.connection = self._connect()
@@ -82,7 +83,7 @@ class NodePoll:
 
     def _connect(self) -> Connection:
         node = node_of(self._plan)
-        transport = transport_to(node, patient=False, connect_s=self._limit_s - ASIDE_S)
+        transport = transport_to(node, patient=False, connect_s=self._limit_s - MARGIN_S)
         transport.connect()
         return Connection(transport, engine_of(self._plan, transport), script(resolved(node), brief=True))
 

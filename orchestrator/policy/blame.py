@@ -35,7 +35,7 @@ def record_fault(state: State, shape: Shape, fault: Fault, *, is_new: bool = Tru
     shape.faults.append(fault)
     gpu.unproven_faults.append((shape.id, fault.attempt))
     count_try(state, shape, fault.reason, fault.attempt)
-    is_suspicious = gpu.quarantines > 0 or _is_no_chance(state, gpu)
+    is_suspicious = gpu.quarantines > 0 or _is_beyond_chance(state, gpu)
     if is_new and is_suspicious and len(state.usable) > 1:
         request_quarantine(state, gpu.place, f"{plural(gpu.fault_streak, 'bad end')} in a row")
     refresh_slot(state, state.slot_of(state.attempts[fault.attempt]))
@@ -44,8 +44,9 @@ def record_fault(state: State, shape: Shape, fault: Fault, *, is_new: bool = Tru
         state.awaiting_verdict[shape.id] = fault.t + state.settings.proof_s
 
 
-def _is_no_chance(state: State, gpu: Gpu) -> bool:
-    """Return whether there were more bad ends in a row than the fault rate elsewhere explains."""
+def _is_beyond_chance(state: State, gpu: Gpu) -> bool:
+    """Return whether the GPU's streak of bad ends is less likely than `streak_p` at the run's fault rate without this
+    streak. Both counts begin at one, so that the rate is never 0 or 1."""
     faults_elsewhere = state.first_faults - gpu.fault_streak + 1
     rate = faults_elsewhere / (faults_elsewhere + state.tuned + 1)
     return gpu.fault_streak >= state.settings.least_streak and rate**gpu.fault_streak <= state.settings.streak_p

@@ -21,7 +21,7 @@ from orchestrator.view.formatting import describe_time_left, describe_wait, desc
 from orchestrator.view.header import RunHeader
 from orchestrator.view.history import failures, incidents
 from orchestrator.view.slot_speed import describe_flags
-from orchestrator.view.status import GOING, awaited, sessions_until, state_now
+from orchestrator.view.status import UNFINISHED, awaited, sessions_until, state_now
 from orchestrator.view.time_left import time_left
 from orchestrator.view.timeline import attempts_by_slot, timeline
 from worker.tuners.catalog import recorded_tuner
@@ -85,7 +85,7 @@ class Collector:
         word = self._state(ledger)
         now = time.time()
         state = ledger.replayed
-        going = word in GOING
+        going = word in UNFINISHED
         start = config.created if state.first_t is None else state.first_t
         end = now if going else float(ledger.meta("ended") or state.last_t or config.created)
         end = max(end, state.last_t or end)

@@ -12,7 +12,7 @@ from orchestrator.policy.model import SlotId
 from orchestrator.report.measured import Winner
 from orchestrator.report.origin import stamp
 from orchestrator.report.previous_table import PreviousTable
-from orchestrator.view.status import GOING
+from orchestrator.view.status import UNFINISHED
 from worker.text import plural
 
 
@@ -56,7 +56,7 @@ def describe_outcome(
 def _describe_state(state: str, worked: str) -> str:
     if not worked:
         return f"The run is {state}"
-    return f"The run has been going for {worked}" if state in GOING else f"The run is {state} after {worked}"
+    return f"The run has been going for {worked}" if state in UNFINISHED else f"The run is {state} after {worked}"
 
 
 def _describe_rates(winners: Collection[Winner]) -> str:
@@ -83,9 +83,9 @@ def describe_next(
 ) -> str:
     """Sentence on what comes next, or what the user can do. `left`: the time that is left, "" if it is not known.
     `name`: the run's name on a command line. `failures`: shapes by reason."""
-    if state in GOING and counts.tuned == 0:
+    if state in UNFINISHED and counts.tuned == 0:
         return "Nothing is measured yet." if bench else "Nothing is tuned yet."
-    if state in GOING:
+    if state in UNFINISHED:
         return f"Time left: {left}." if left else "It goes on."
     if state in ("interrupted", "cancelled") and counts.settled < counts.total:
         return f"All results so far are kept. To measure the rest: {command(f'resume {name}')}"

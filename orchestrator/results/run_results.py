@@ -23,8 +23,8 @@ class RunResults:
     """The results of a run, as its ledger is when `read` is called. Winners and failed shapes are held here. The
     candidates are too many for that: they are read from `ledger`, which stays open as long as somebody needs them.
 
-    `noisy`: the spread of each noisy winner, by shape. `unconfirmed`: shapes whose winner rests on one slot's evidence,
-    with the candidates that were left out there.
+    `noisy`: the spread of each noisy winner, by shape; unconfirmed winners are left out. `unconfirmed`: shapes whose
+    winner rests on one slot's evidence, with the candidates that were left out there.
     """
 
     ledger: LedgerReader

@@ -26,7 +26,7 @@ import yaml
 
 from orchestrator.inventory.load import check_references, limit, load_inventory
 from orchestrator.inventory.model import Node
-from orchestrator.inventory.values import masker
+from orchestrator.inventory.values import value_hider
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.results import Document
 from worker.families import FAMILIES, Family, backend_of
@@ -548,7 +548,7 @@ def scrubber(trial: NodeTrial) -> Callable[[str], str]:
     longest_first = sorted(known.keys() - GENERIC, key=len, reverse=True)
     any_name = "|".join(map(re.escape, longest_first))
     pattern = re.compile(f"(?<![A-Za-z0-9])(?:{any_name})(?![A-Za-z0-9])", re.IGNORECASE)
-    mask = masker(node.options())
+    mask = value_hider(node.options())
 
     def scrub(text: str) -> str:
         text = pattern.sub(lambda match: known[match[0].lower()], mask(text))

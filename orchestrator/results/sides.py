@@ -234,7 +234,9 @@ def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataF
     where = escaped(str(path))
     faults = Faults(path)
     # the header, and which of its columns mean what
-    records = [(line, cells) for line, _, cells in islice(csv_records(path, None), MAX_LINES + 1) if any(cells)]
+    every = list(islice(csv_records(path, None), MAX_LINES + 2))
+    is_too_long = len(every) == MAX_LINES + 2  # a file that is longer is refused, never cut
+    records = [(line, cells) for line, _, cells in every if any(cells)]
     if not records:
         raise InputError(f"{where}:1: is empty (columns: none)")
     (header_line, header), *lines = records
@@ -244,7 +246,7 @@ def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataF
         names, lines = timings(names, lines, MAX_REPEATS, where)
     columns = _Columns.find(names, dropped)
     fault = columns.fault(needs_shape=not is_profile)
-    if not fault and len(lines) == MAX_LINES:
+    if not fault and is_too_long:
         fault = f"more than {MAX_LINES:,} lines: compare the tuned tables or a benchmark"
     if fault:
         raise InputError(f"{where}:{header_line}: {fault} (columns: {escaped(', '.join(names))[:300] or 'none'})")

@@ -1,6 +1,6 @@
 """One build of AITER, to which tables are held: its kernels and chips, and what it does with tables at its start.
 
-Nothing of it runs: its Python files are read as text, its lists of kernels by `worker/aiter_tree`.
+Its Python files are read as text and never imported here; `worker/aiter_tree` reads its lists of kernels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker.families import NULLS, Family, backend_of
 IMPORTED_BACKENDS = {"flydsl": "flydsl", "triton": "", "opus": ""}
 """Backends that dispatch imports from aiter/ops/<backend> when a row names them, with the package that they need."""
 HEADER_BYTES = 4096
-"""More than any header of AITER's tables."""
+"""Bytes that are read for a table's header; the longest of AITER's has 300."""
 
 BuiltKernel = tuple[Key | None, str]
 """A shape with its kernel, or (None, a kernel) for any shape: what a module is compiled from."""
@@ -34,24 +34,23 @@ BuiltKernel = tuple[Key | None, str]
 
 @dataclass(frozen=True, slots=True)
 class StartMerge:
-    """AITER's merge of a family's tables at its start, by what a tree's aiter/jit/core.py says of it.
+    """AITER's merge of a family's tables at its start, by what a tree's aiter/jit/core.py says of it."""
 
-    `folder`: model_configs is merged (since v0.1.7). `stops`: a key that comes twice stops it (since 94a6edda3a,
-    2026-04-01); before, AITER silently left out one of the rows. `one_header`: so do tables of different
-    columns (until v0.1.12.post2). `names`: the columns of the key, those of the family's untuned list with cu_num
-    (since v0.1.9) and gfx (since v0.1.12.post2); `tag`: and `_tag`.
-    """
-
-    folder: bool
-    stops: bool
-    one_header: bool
-    names: tuple[str, ...]
-    tag: bool
+    merges_model_configs: bool
+    """Since v0.1.7."""
+    repeated_key_stops: bool
+    """A key that comes twice stops AITER (since 94a6edda3a, 2026-04-01). Before, it silently left out one row."""
+    other_columns_stop: bool
+    """Tables of different columns stop AITER (until v0.1.12.post2)."""
+    key_columns: tuple[str, ...]
+    """Those of the family's untuned list, with cu_num (since v0.1.9) and gfx (since v0.1.12.post2)."""
+    key_has_tag: bool
+    """The key has the column `_tag` too."""
 
     def place(self, row: TableRow, family: Family) -> tuple[int | str, ...]:
         """The key of a row in this merge."""
         key = key_dict(row.key, family)
-        return (*(key[name] for name in self.names), row.tag if self.tag else "")
+        return (*(key[name] for name in self.key_columns), row.tag if self.key_has_tag else "")
 
 
 class Build:
@@ -68,15 +67,20 @@ class Build:
         self.configs = self.tree.package / "configs"
         self._whole = whole or self.tree.wheel
         self._compiled = cache(self._read_compiled)
-        self.start = cache(self._read_start)
+        self._start_merge = cache(self._read_start)
 
     @property
     def problems(self) -> Sequence[str]:
         """Parts of the tree that could not be read."""
         return tuple(self._kernels.problems)
 
-    def answer(self, family: Family, key: Key, cells: Mapping[str, str]) -> KernelAvailability:
-        """The outcome of a row, never `compiled`. `key` begins with its gfx and cu_num."""
+    def start_merge(self, family: Family) -> StartMerge:
+        """AITER's merge of the family's tables at its start; read once."""
+        return self._start_merge(family)
+
+    def availability_of(self, family: Family, key: Key, cells: Mapping[str, str]) -> KernelAvailability:
+        """What this build does with a row's kernel: it loads, needs a rebuild, or cannot be used. `key` begins with the
+        row's gfx and cu_num."""
         if kind_of(cells) == "own":
             return KernelAvailability("cannot", f"{describe_own(cells)}, and AITER has none of that name")
         kernel = self._kernels.kernel(family.name, str(key[0]), cells)
@@ -91,7 +95,7 @@ class Build:
     def tables(self, family: Family) -> list[Path]:
         """The tables that it merges at its start: the family's own, then those of model_configs."""
         files = [self.configs / family.tuned_csv]
-        if self.start(family).folder:
+        if self.start_merge(family).merges_model_configs:
             files += shipped_tables(self.configs / "model_configs", family)
         return [file for file in files if file.is_file()]
 
@@ -120,11 +124,11 @@ class Build:
             chip = [name for name in CHIP_COLUMNS if f'keys.append("{name}")' in core and name in family.chip_columns]
             names = (*chip, *(name for name in family.key_names if name in listed))
         return StartMerge(
-            folder="model_configs" in core,
-            stops="duplicate shape" in core and bool(listed),  # without a list AITER compares nothing
-            one_header="Column mismatch" in core,
-            names=names,
-            tag='"_tag"' in core,
+            merges_model_configs="model_configs" in core,
+            repeated_key_stops="duplicate shape" in core and bool(listed),  # without a list AITER compares nothing
+            other_columns_stop="Column mismatch" in core,
+            key_columns=names,
+            key_has_tag='"_tag"' in core,
         )
 
     def _not_importable(self, family: Family, cells: Mapping[str, str]) -> str:
@@ -140,6 +144,8 @@ class Build:
         return ""
 
     def _is_built(self, family: Family, key: Key, name: str, kernel: KernelAvailability) -> bool:
+        """Return whether a kernel that is compiled from tables is in the module: by the built module itself where it
+        can be read, else by the tables that the module was made from."""
         if kernel.in_module is not None and (kernel.by_name or not kernel.in_module):
             return kernel.in_module
         return (None if kernel.by_name else key, name) in self._compiled(family)

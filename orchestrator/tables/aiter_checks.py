@@ -57,8 +57,10 @@ def run_check(tree: Path, name: str, python: str, jit: Path, log: Path) -> Check
     try:
         with log.open("w+b") as output:
             code = run(argv, output, cwd=tree, env=env, limits=CHECK_LIMITS)
-    except (OSError, ForeignCodeError) as e:
+    except ForeignCodeError as e:
         return CheckRun(why=f"it {e}")
+    except OSError as e:
+        return CheckRun(why=f"it could not be started: {e.strerror or e}")
     return read_output(log.read_text(errors="replace"), code)
 
 

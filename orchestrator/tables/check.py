@@ -209,7 +209,7 @@ def _keys_of_build(build: Build, family: Family, files: Sequence[Path]) -> SeenK
     seen: SeenKeys = {}
     checked = {path.resolve() for path in files}
     replaced = {path.name for path in files}
-    start = build.start(family)
+    start = build.start_merge(family)
     for path in build.tables(family):
         if path.resolve() in checked or path.name in replaced:
             continue
@@ -288,7 +288,7 @@ class TableCheck:
 
     def _place(self, row: TableRow) -> Any:
         """The key of a row as AITER merges it."""
-        return row.place if self.build is None else self.build.start(self.family).place(row, self.family)
+        return row.place if self.build is None else self.build.start_merge(self.family).place(row, self.family)
 
     def _doubled(self, first: str) -> BrokenRule:
         """The finding on a row whose key `first` has, too.
@@ -296,7 +296,7 @@ class TableCheck:
         An error where AITER merges both: a table that its rule for names does not find is read by a variable alone.
         """
         does = "AITER stops at its start"
-        if self.build is not None and not self.build.start(self.family).stops:
+        if self.build is not None and not self.build.start_merge(self.family).repeated_key_stops:
             does = "AITER silently leaves out one of the two"
         is_found = Path(self.family.tuned_csv).stem in self.path.name
         if self.build is None or is_found or not first.startswith("aiter/configs/"):
@@ -329,8 +329,8 @@ class TableCheck:
 
     def _check_form(self, rows: Sequence[TableRow], build: Build) -> Iterator[tuple[int, BrokenRule]]:
         """(line, finding) of a table's header, line ends and order, as a build wants them."""
-        start = build.start(self.family)
-        if start.one_header and not self.alone and not self._has_header_of(build):
+        start = build.start_merge(self.family)
+        if start.other_columns_stop and not self.alone and not self._has_header_of(build):
             text = f"its columns are not those of {self.family.tuned_csv}: AITER stops at its start"
             yield 1, BrokenRule("header", "error", text)
         for number, line in enumerate(text_lines(self.path), 1):
@@ -351,7 +351,7 @@ class TableCheck:
         that column."""
         columns = list(self.header)
         own_columns = list(build.header(self.family))
-        if build.start(self.family).tag:
+        if build.start_merge(self.family).key_has_tag:
             columns = [name for name in columns if name != TAG]
             own_columns = [name for name in own_columns if name != TAG]
         return not own_columns or columns == own_columns

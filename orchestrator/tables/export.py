@@ -244,7 +244,11 @@ def findings_in_build(table: Table, build: Build | None) -> list[Finding]:
     for row in table.rows:
         cells = table.cells(row)
         backend = backend_of(table.family.name, cells)
-        answer = build.answer(table.family, row.key, cells) if build else _answer_without_build(table.family, backend)
+        answer = (
+            build.availability_of(table.family, row.key, cells)
+            if build
+            else _answer_without_build(table.family, backend)
+        )
         lines.setdefault(answer.standing, []).append(_describe_row(table, row, answer))
         if backend == "triton":
             triton_rows += 1

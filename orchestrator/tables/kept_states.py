@@ -22,7 +22,8 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
     `<name>.<number>.<UTC>.undone`.
 
     The document of `db undo`: `restored` is the kept file that is the table again, `aside` what was the table until
-    now, `records` says `restored`, `removed` or `left`, `left` is the number of states that can be undone still.
+    now. `records` says `restored`, `removed` (that state had none) or `left` (none were kept with it, so today's stay).
+    `left` is the number of states that can be undone still.
 
     Raises TunedDBError if nothing is kept, or if nothing can be written; the table is then as it was.
     """

@@ -119,7 +119,7 @@ def _header_of_new_table(build: Build, family: Family) -> tuple[str, ...]:
     """The columns of the tree's own table; today's if that is older than gfx, as others may stand beside it."""
     header = build.header(family)
     has_chip = set(family.chip_columns) <= set(header)
-    is_needed = header and build.start(family).one_header
+    is_needed = header and build.start_merge(family).other_columns_stop
     return header if has_chip or is_needed else family.tuned_header
 
 

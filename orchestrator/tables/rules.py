@@ -118,7 +118,7 @@ class RowRules:
             yield from _check_key_cell(column, row[column.name])
 
     def _check_in_build(self, row: Mapping[str, str], key: Key, build: Build) -> Iterator[BrokenRule]:
-        answer = build.answer(self.family, key, row)
+        answer = build.availability_of(self.family, key, row)
         if answer.standing == "rebuild":
             yield BrokenRule(REBUILD, "warning", f"{row.get('kernelName', '')} {answer.why}")
         elif answer.standing != "loads":

@@ -127,7 +127,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-GOING = ("planned", "preparing", "running")
+UNFINISHED = ("planned", "preparing", "running")
 
 
 def state_now(kept: str, *, driven: bool) -> str:
@@ -162,16 +162,17 @@ def rate_per_min(state: State, now: float) -> float | None:
     return tuned * 60.0 / (now - since)
 
 
-def run_status(state: State, about: RunHeader, word: str, now: float, *, end: float | None = None) -> RunStatus:
-    """The status of a run now. `word`: from `state_now`. `end`: when its controller ended, None if one drives it."""
-    going = word in ("preparing", "running")
+def run_status(state: State, about: RunHeader, run_state: str, now: float, *, end: float | None = None) -> RunStatus:
+    """The status of a run now. `run_state`: from `state_now`. `end`: when its controller ended, None if one drives
+    it."""
+    has_controller = run_state in ("preparing", "running")
     has_joined = any(node.state == "joined" for node in state.nodes.values())
-    if word == "running" and not has_joined and not state.running:
-        word = "preparing"
-    sessions = sessions_until(state, now if going else end)
+    if run_state == "running" and not has_joined and not state.running:
+        run_state = "preparing"
+    sessions = sessions_until(state, now if has_controller else end)
     status = RunStatus(
         about.run,
-        word,
+        run_state,
         Counts.of(state, about.total, about.skipped),
         started=about.created,
         family=about.family,
@@ -183,20 +184,20 @@ def run_status(state: State, about: RunHeader, word: str, now: float, *, end: fl
     )
     names = dict.fromkeys((*about.nodes, *state.nodes))
     status.nodes = [_node_status(state, about, name) for name in names]
-    if word == "finished":
+    if run_state == "finished":
         for node in status.nodes:
             if node.state == "preparing":  # the work ended before it was needed
                 node.state = "ended"
                 node.slots = [replace(slot, state="ended") for slot in node.slots]
-    if going:
+    if has_controller:
         status.nodes += _queued_leases(state)
         status.rate_per_min = rate_per_min(state, now)
         status.waits_for = awaited(state)
-    left = time_left(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
+    left = time_left(state, about, now, driven=has_controller) if run_state in (*UNFINISHED, "interrupted") else None
     if left is not None:
         status.eta_s = left.mid_s
         status.eta_range_s = left.low_s, left.high_s
-    elif not going or about.known:
+    elif not has_controller or about.known:
         status.eta_s = 0.0
     return status
 

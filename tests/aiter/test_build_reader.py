@@ -42,7 +42,7 @@ def test_shipped_tables_load_in_their_own_tree(version: str, tmp_path: Path) -> 
                 continue
             shipped = read_table(path, family, lenient=True)
             rows -= len(shipped.rows)
-            answers = (build.answer(family, r.key, shipped.cells(r)) for r in shipped.rows)
+            answers = (build.availability_of(family, r.key, shipped.cells(r)) for r in shipped.rows)
             bad.update((family.name, a.why) for a in answers if a.standing not in ("loads", "rebuild"))
     assert (rows, build.problems) == (0, ())
     known: Counter[tuple[str, str]] = Counter()
@@ -53,5 +53,5 @@ def test_shipped_tables_load_in_their_own_tree(version: str, tmp_path: Path) -> 
     assert known == exceptions
     key = ("gfx950", 256, 1, 64, 64)
     for name in ("a4w4_blockscale_256x64x128x128_none", "_ZN5aiter3noE"):
-        answer = build.answer(FAMILIES["a4w4_blockscale"], key, {"kernelName": name, "kernelId": "0"})
+        answer = build.availability_of(FAMILIES["a4w4_blockscale"], key, {"kernelName": name, "kernelId": "0"})
         assert answer.standing == "cannot"

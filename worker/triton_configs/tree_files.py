@@ -133,17 +133,18 @@ def plan_file(
 
 
 def place_winners(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:
-    """The buckets of a file with winners, where every M that none of them proves keeps its config.
+    """The buckets of a file with winners, where every M that none of them was measured for keeps its config.
 
-    M_LEQ_x proves the M above the bound before x, any other bucket those above the last bound. Where a winner would
-    move further M, their old config gets a bucket of its own. Raises ValueError where no bucket can hold them: an old
-    M_GEQ_x begins within what one M_LEQ_y covers.
+    A winner in M_LEQ_x was measured for the M above the bound before x, up to x; a winner in any other bucket for the M
+    above the last bound. All other M must keep the config that they have, so where a winner would serve them as well,
+    their old config gets a bucket of its own. Raises ValueError if an M without a winner would get another config all
+    the same: an old M_GEQ_x begins within what one M_LEQ_y covers.
     """
     new = {**old, **won}
 
     def wanted_at(m: int) -> Bucket:
-        proving = next((f"M_LEQ_{x}" for x in bounds if m <= x), "") or bucket_for(new, m, bounds)
-        return won[proving] if proving in won else old[bucket_for(old, m, bounds)]
+        measured_bucket = next((f"M_LEQ_{x}" for x in bounds if m <= x), "") or bucket_for(new, m, bounds)
+        return won[measured_bucket] if measured_bucket in won else old[bucket_for(old, m, bounds)]
 
     for x in reversed(bounds):
         if new[bucket_for(new, x, bounds)] != wanted_at(x):

@@ -16,14 +16,14 @@ from worker.protocol.paths import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, IN
 from worker.tuners.aiter.findings import SHIM
 
 WATCH_ENV = "GEMMFLEET_AITER_WATCH"
-"""Tells the shim the folder."""
+"""Names the folder in which the shim writes its records of the candidates."""
 KNOWN_TO_AITER = ("gfx942", "gfx950")
 """Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
 
 
 def chip_variables(device: Mapping[str, Any]) -> dict[str, str]:
-    """GPU_ARCHS and CU_NUM of a device as probe and torch name it: of a list, with which images are built, `get_gfx()`
-    takes the last entry."""
+    """GPU_ARCHS and CU_NUM of the slot's device. They are set because an image's GPU_ARCHS may be a list, of which
+    AITER's `get_gfx()` takes the last entry, perhaps another chip."""
     gfx = str(device.get("gfx") or "")
     if not gfx.startswith("gfx"):
         return {}
@@ -39,7 +39,7 @@ def environment(
     `tmp`. `watched`: the folder of a process whose candidates the shim reports.
     """
     env = {**chip_variables(device)}
-    env |= {name: value for name, value in base.items() if not _is_taken(name, base)}
+    env |= {name: value for name, value in base.items() if not _is_withheld(name, base)}
 
     ours = os.path.realpath(PACKAGE_PARENT)
     inherited = base.get("PYTHONPATH", "").split(os.pathsep)
@@ -59,13 +59,13 @@ def environment(
 def inventory_switches(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Switches that the inventory sets, with their values; AITER gets them."""
     named = base.get(INVENTORY_ENV, "").split()
-    return {n: base[n] for n in named if n in base and is_switch(n) and not _is_taken(n, base)}
+    return {n: base[n] for n in named if n in base and is_switch(n) and not _is_withheld(n, base)}
 
 
 def cleared_names(base: Mapping[str, str] = os.environ) -> list[str]:
     """Names of inherited variables that AITER does not get, those that tune.sh cleared among them."""
     earlier = [word.partition("=")[0] for word in base.get(CLEARED_ENV, "").split()]
-    return sorted({*earlier, *(name for name in base if is_switch(name) and _is_taken(name, base))})
+    return sorted({*earlier, *(name for name in base if is_switch(name) and _is_withheld(name, base))})
 
 
 def is_switch(name: str) -> bool:
@@ -73,8 +73,9 @@ def is_switch(name: str) -> bool:
     return bool(AITER_CLEARED.fullmatch(name) or AITER_SWITCHES.fullmatch(name))
 
 
-def _is_taken(name: str, base: Mapping[str, str]) -> bool:
-    """True if AITER does not get an inherited variable."""
+def _is_withheld(name: str, base: Mapping[str, str]) -> bool:
+    """True if AITER must not inherit the variable: always for AITER_CLEARED, for AITER_SWITCHES unless the inventory
+    names it."""
     named = name in base.get(INVENTORY_ENV, "").split()
     return name == WATCH_ENV or bool(AITER_CLEARED.fullmatch(name)) or (is_switch(name) and not named)
 

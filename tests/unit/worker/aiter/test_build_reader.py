@@ -24,7 +24,7 @@ LIST = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_common.py"
 
 def answer(build: Build, family: str, **cells: str) -> KernelAvailability:
     row = {"gfx": "gfx950", "cu_num": "256", "M": "1", "N": "64", "K": "64", "q_dtype_w": "torch.int8", **cells}
-    return build.answer(get_family(family), key_of(row, get_family(family)), row)
+    return build.availability_of(get_family(family), key_of(row, get_family(family)), row)
 
 
 def compiled(root: Path) -> Path:
