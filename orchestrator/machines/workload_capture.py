@@ -67,7 +67,7 @@ class WorkloadLog:
                 except ValueError as e:
                     misses.odd[str(e)] += 1
         if keys:
-            misses.counts[BF16] = Counter(keys)
+            misses.counts[BF16] = Counter(keys.keys())
             misses.notes.append(
                 f"{len(keys)} bf16 shapes are from AITER_TUNE_GEMM, which does not show whether they have a row;"
                 " `tune --db` skips those that have"

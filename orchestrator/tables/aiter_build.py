@@ -79,8 +79,8 @@ class Build:
         return self._start_merge(family)
 
     def availability_of(self, family: Family, key: Key, cells: Mapping[str, str]) -> KernelAvailability:
-        """What this build does with a row's kernel: it loads, needs a rebuild, or cannot be used. `key` begins with the
-        row's gfx and cu_num."""
+        """The availability of a row's kernel: it loads, needs a rebuild, or cannot be used. `key` begins with the row's
+        gfx and cu_num."""
         if kind_of(cells) == "own":
             return KernelAvailability("cannot", f"{describe_own(cells)}, and AITER has none of that name")
         kernel = self._kernels.kernel(family.name, str(key[0]), cells)
