@@ -30,7 +30,8 @@ from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "cancelled": 130}
-"""Exit code by the state in which a run ended, if nothing else is wrong."""
+"""Exit code by the state in which a run ended. 130 comes before every other code; where it is 0, `_exit_code` looks at
+refusals and failed shapes."""
 WIDEST_KERNEL = 60
 
 

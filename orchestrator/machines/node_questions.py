@@ -1,8 +1,8 @@
 """Questions to what is known of a node, before a run starts there. Each answer is a finding that says what to do.
 
-A question is a function with the decorator `question`; it describes each problem in words, or returns None if there is
-none. `findings` asks all of them in the order of this file. To check something else, add a function here; if it needs a
-new fact, add that to facts.py first.
+A question is a function with the decorator `question`. It describes in words what it found: a problem, or with the
+level OK something good to know; it returns None if there is neither. `findings` asks all of them in the order of this
+file. To check something else, add a function here; if it needs a new fact, add that to facts.py first.
 """
 
 from __future__ import annotations

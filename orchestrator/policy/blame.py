@@ -53,7 +53,7 @@ def _is_beyond_chance(state: State, gpu: Gpu) -> bool:
 
 
 def request_quarantine(state: State, place: Place, why: str) -> None:
-    """Put the slot on the list for quarantine."""
+    """Put the slot of a place on the list for quarantine, if it is usable; the first reason stays."""
     slot = state.usable.get(place)
     if slot is not None:
         state.to_quarantine.setdefault(slot.id, why)
@@ -81,10 +81,15 @@ def keep_result(shape: Shape, why: str) -> SettleShape:
 def has_enough_evidence(state: State, shape: Shape) -> bool:
     """Return whether the evidence against the shape is enough.
 
-    A noisy result is measured once more, however that ends. For candidates that a result leaves out, faults on two
-    slots are enough. Otherwise the shape must have faulted at least once alone in a process, where a tuner isolates
-    candidates; and on two nodes, or on two slots if there is only one node, or twice if there is only one slot (or
-    once, if it has a result).
+    The first of these that applies decides:
+
+    1. a noisy result: it is measured once more, however that ends;
+    2. a result that leaves candidates out: their faults on two slots are enough;
+    3. otherwise at least one fault must be of the shape alone in a process (`was_alone`), where a tuner isolates
+       candidates, and its ends must agree on
+       - two nodes, while a usable node is left on which it was not tried;
+       - two slots, if there is no such node;
+       - one slot, if no other slot is usable and none may come: two faults, or one if the shape has a result.
     """
     if shape.noisy:
         return bool(shape.faults) and shape.faults[-1].attempt != shape.noisy
@@ -188,7 +193,8 @@ def _list_places(state: State, faults: Sequence[Fault]) -> str:
 
 
 def next_verdict(state: State, now: float) -> FailShape | SettleShape | None:
-    """The next verdict that is due: both slots have tuned something since, or neither will, or it is late."""
+    """The next verdict that is due. It waits until every slot that blamed the shape has tuned something since, until
+    none of them may any more, or for `proof_s`."""
     has_work = bool(state.waiting or state.isolated)
     for s, due in state.awaiting_verdict.items():
         shape = state.shapes[s]

@@ -45,8 +45,8 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
 
     Raises OrchestratorError if even the shortest page is too large, and TemplateError.
     """
-    style = _part("style.css")
-    script = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
+    style = _asset("style.css")
+    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
     values = {
         "doc": safe({name: document[name] for name in ("run", "family", "tuner", "state", "sentences", "made")}),
         "data": embedded(document),
@@ -142,17 +142,18 @@ def _hash(text: str) -> str:
 
 
 @cache
-def _part(name: str) -> str:
+def _asset(name: str) -> str:
     return (data_folder("templates") / "report" / name).read_text(encoding="utf-8").strip()
 
 
-_HEAD = 2000
+_HEAD_CHARACTERS = 2000
+"""The generator's meta tag of report.html.j2 must be within these, because a page of ours is known by it."""
 
 
 def write_report(paths: RunPaths, out: Path | None) -> tuple[Path, dict[str, Any]]:
     """Write the page of a run, by default into its folder; return its path and its document.
 
-    Raises InputError, LedgerError.
+    Raises InputError, LedgerError, TemplateError, and OrchestratorError if the page would be too large.
     """
     target = out or paths.root / "report.html"
     if target.is_dir():
@@ -172,7 +173,7 @@ def _refuse_foreign(target: Path) -> None:
     if not target.is_file():
         raise InputError(f"{target} is not a file; name another place with -o")
     with target.open("rb") as f:
-        head = f.read(_HEAD)
+        head = f.read(_HEAD_CHARACTERS)
     if f'content="{GENERATOR}"'.encode() not in head:
         raise InputError(
             f"{target} exists and is not one of our pages, so we leave it alone; name another place with -o"

@@ -1,6 +1,7 @@
 """Reads the two sides of `compare`: their times from CSVs, and the records of the environments that measured them.
 
-`read_sides` reads all files; `differences` and `in_turn` compare the records. `comparison.py` judges the times.
+`golden` is the old side, `tot` (top of tree) the new one. `read_sides` reads all files; `differences` and `in_turn`
+compare the records. `comparison.py` judges the times.
 
 Every fault names file and line. An environment record is `NAME.env.json` beside `NAME.csv`, or `environment.json`: one
 JSON object of plain values (docs/reference/files.md lists the known fields). `switches` holds an object of environment
@@ -92,7 +93,8 @@ MAX_LINES = 1_000_000
 MAX_RECORD = 256 * 1024
 """Bytes of an environment record."""
 # The meaning of a difference in a field, the most serious first. machine: no verdict on the software is possible.
-# method: measured in another way or on another card. test: the comparison is about it. name: no meaning.
+# method: measured in another way or on another card. other: every field that is not listed. test: the comparison is
+# about it. name: no meaning.
 KINDS = {
     "machine": ("gfx", "gpu", "cu_num"),
     "method": ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks"),

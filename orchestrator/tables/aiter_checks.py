@@ -83,7 +83,8 @@ def read_output(text: str, code: int) -> CheckRun:
 
 
 def compare_runs(before: CheckRun, after: CheckRun) -> tuple[bool, str]:
-    """(True where nothing fails that held before, a sentence on the check)."""
+    """(whether no test fails that did not fail on the base, a sentence on the check). If the base did not run, every
+    failure counts as new."""
     if after.why:
         return bool(before.why), f"not run: {after.why}"
     new = sorted(after.failing - before.failing)
