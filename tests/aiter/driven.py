@@ -60,9 +60,12 @@ def make(folder: Path, version: str) -> tuple[Path, Path]:
     root.mkdir(parents=True)
     take_out(version, root, *git("ls-tree", "--name-only", commit_of(version), *FOLDERS).decode().split(), LEFT_OUT)
     tools.mkdir()
-    path = f'PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{FAKES}{os.pathsep}{root}"'
+    # a check of AITER's gets no variable of ours, so the script has what our fakes need
+    environment = f'REAL_AITER_ROOT="{root}" PATH="{tools}:$PATH"'
+    environment += f' PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{FAKES}{os.pathsep}{root}"'
     scripts = {tools / name: text for name, text in TOOLS.items()}
-    for file, text in {**scripts, python: f'PATH="{tools}:$PATH" {path} exec {sys.executable} "$@"\n'}.items():
+    scripts[python] = f'{environment} exec {sys.executable} "$@"\n'
+    for file, text in scripts.items():
         file.write_text(f"#!/bin/sh\n{text}")
         file.chmod(0o755)
     return root, python

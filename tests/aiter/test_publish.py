@@ -49,12 +49,9 @@ def test_the_merge_at_aiters_start_is_read_from_its_files(version: str, tmp_path
             assert not own or family.two_stages or own == family.tuned_header, family.name
 
 
-def test_a_branch_of_the_real_repository_passes_aiters_own_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_of_the_real_repository_passes_aiters_own_checks(tmp_path: Path) -> None:
     """A row of another model's table at half its time with another kernel, and one that AITER lacks."""
     root, python = make(tmp_path / "real", NEWEST)  # a Python that imports AITER on this CPU
-    monkeypatch.setenv("REAL_AITER_ROOT", str(root))
     clone = tmp_path / "aiter"
     subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", AITER_GIT, str(clone)], check=True, timeout=300)
     words = ["update-ref --no-deref HEAD " + commit_of(NEWEST), "config user.name Person", "config user.email a@person"]
