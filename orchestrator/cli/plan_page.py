@@ -175,7 +175,7 @@ def _where(plan: Plan) -> str:
 
 
 def _how_long(plan: Plan) -> str:
-    """Return when the end of a plan is expected, and what the run waits for before."""
+    """Return the expected duration of a plan in words, and what the run waits for before it can start."""
     waits_for = describe_wait(plan.waits_for)
     if not plan.known:
         return f"how long it takes is not known{waits_for}"

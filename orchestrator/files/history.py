@@ -122,7 +122,7 @@ class FileHistory:
         return kept.get(self.main)
 
     def undo(self) -> Undone | None:
-        """Restore the last kept state; None if none is kept. What is replaced is kept as
+        """Restore the last kept state; None if none is kept. The replaced file is kept as
         `<name>.<number>.<UTC>.undone`. Raises OSError; the main file is then as it was."""
         states = self.states()
         if not states:

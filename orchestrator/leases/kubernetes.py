@@ -344,7 +344,7 @@ def _end(status: Json, terminated: Json, closing: str) -> tuple[str, EndCause]:
 
 
 def _wait(status: Json, container: Json, host: str) -> str:
-    """Describes what a pod waits for."""
+    """Describes why a pod has not started yet."""
     waiting = container.get("waiting") or {}
     scheduled = _condition(status, "PodScheduled")
     if waiting.get("reason"):

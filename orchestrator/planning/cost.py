@@ -42,7 +42,7 @@ RUN_OFF = 0.3
 """Prior for the error of a whole run: the standard deviation of the logarithm of measured over estimated."""
 
 RUN_WEIGHT = 2.0
-"""The prior counts as much as so many measured runs."""
+"""Number of measured runs that the prior counts for."""
 
 CERTAIN = 1.645
 """Standard deviations to each side within which nine of ten runs are."""

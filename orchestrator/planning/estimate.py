@@ -68,7 +68,7 @@ class FinishedGroups:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[float, float]]) -> FinishedGroups:
-        """Of (estimate, measured) seconds."""
+        """The sums over groups that ended, from their (estimated, measured) seconds."""
         groups = cls()
         for estimate, took in pairs:
             groups.add(estimate, took)

@@ -25,7 +25,7 @@ FOLDER = "op_tests/tuning_tests"
 COMMANDS = [f"python3 -m unittest -v op_tests.tuning_tests.{name}" for name in CHECKS]
 CHECK_LIMITS = Limits(seconds=1800, memory=32 << 30, output=1 << 30, processes=1024)
 TAIL_LINES = 12
-"""So many last lines of a check go into the pull request's text."""
+"""Last lines of a check's output that the pull request's text quotes."""
 MAX_REASON = 300
 """Most characters of a foreign message in a sentence."""
 MAX_TESTS = 5

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from worker.families import NULLS, Column, Family
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
-"""The gfx that AITER takes a chip of so many compute units for, if a row does not name it."""
+"""Compute units -> the gfx that AITER assumes if a row does not name it."""
 CHIP_COLUMNS = ("gfx", "cu_num")
 TAG = "_tag"
 MAX_SHOWN = 40
 """Most characters of a cell in a message."""
 MAX_DIGITS = 18
-"""A number of at most so many digits fits into 64 bits."""
+"""Most digits of a number that always fits into 64 bits."""
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -165,7 +165,7 @@ def _chip_of(place: Place) -> Chip:
 
 
 def _versions_by_chip(field: str, places: Iterable[Place], records: Mapping[Place, Record]) -> dict[Chip, Counter[str]]:
-    """The number of rows of each version, "" for those of which it is not known."""
+    """The number of rows of each version, by chip; "" counts the rows whose version is not known."""
     versions: dict[Chip, Counter[str]] = defaultdict(Counter)
     for place in places:
         record = records.get(place)

@@ -69,7 +69,8 @@ def title_of(wanted: str, model: str, parts: Sequence[Part], won: Sequence[Any])
 
 
 class Evidence(NamedTuple):
-    """`facts` of the measurements by name, the `commands` that repeat them, what a review needs and is `missing`."""
+    """The evidence for a review: `facts` of the measurements by name, and `commands` that repeat them. `missing`: the
+    facts that a reviewer will ask for and the run does not have."""
 
     facts: dict[str, str]
     commands: list[str]

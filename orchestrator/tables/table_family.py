@@ -16,7 +16,7 @@ from orchestrator.tables.run_folders import provenance_of
 from worker.families import FAMILIES, Family
 
 HEAD_BYTES = 64 * 1024
-"""So much of a table is read to find its family by its content."""
+"""Bytes of a table that are read to find its family by its content."""
 HEAD_ROWS = 200
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "asm_a8w8_gemm")
 """Tables of AITER's that nothing here tunes."""

@@ -41,8 +41,8 @@ LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
 MOE_LOOKUP = "get_moe_configs"
 """The look-ups of both engines for linear layers and for experts."""
 ENGINE_LIMITS = Limits(seconds=900, memory=16 << 30)
-"""Of a question in a process of its own: it imports torch and triton, which allocate much, on a machine that may be
-busy."""
+"""Limits of a process that answers one question about an engine. It imports torch and triton, which allocate much
+memory, on a machine that may be busy."""
 SMALL_SHARED_BYTES = 101376
 """Shared memory of a block on capabilities 8.6, 8.9, 12.0, 12.1 (CUDA C Programming Guide, table of capabilities)."""
 

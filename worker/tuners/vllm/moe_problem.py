@@ -88,7 +88,8 @@ def expected_experts_hit(problem: MoeProblem) -> float:
 
 
 def _time_of_expected_arrivals(rates: Sequence[float], arrivals: int) -> float:
-    """The time by which so many are expected: sum(1 - exp(-rate * time)) = arrivals. Newton's method, from below."""
+    """The time by which `arrivals` of the rates are expected to have arrived: the root of
+    sum(1 - exp(-rate * time)) = arrivals, by Newton's method from below."""
     time = 0.0
     for _ in range(NEWTON_STEPS):
         still_missing = [math.exp(-rate * time) for rate in rates]
