@@ -124,7 +124,7 @@ class NodeReports:
                 )
 
     def _node_up(self, message: NodeUp) -> list[Event]:
-        """The node joins. An attempt that was sent to it, and is not there never arrived, or was taken back."""
+        """The node joins. An attempt that was sent to it and is not there never arrived, or was taken back."""
         node = message.node
         if not self._registry.has(node):
             return []
