@@ -27,21 +27,20 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 from benchmarks.figure import Figure, show
 from worker.protocol import Spec, SpecShape
+from worker.triton_configs.cutting import cut_ranges, unite_points
 from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.point_record import PointRecord, values_of
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.measure import SamplingPolicy, measure, rerank
-from worker.tuners.search.bucket import PointTask
 from worker.tuners.search.compile_pool import CompilePool
 from worker.tuners.search.device_bench import DeviceBench
 from worker.tuners.search.tile_config import TileConfig
-from worker.tuners.vllm.engine_file import RangeSearch
 from worker.tuners.vllm.source import EngineSource, LayerProblem
 from worker.tuners.vllm.tuner import EngineTuner
 
@@ -102,28 +101,24 @@ class Tuning:
         self.m = "token" if family == "fmoe" else "M"
 
     def tuned(self, key: Key, ms: Sequence[int], **options: Any) -> dict[str, Any]:
-        """Documents of the ranges by their first M, the times of the finalists at each point, and seconds."""
+        """The ranges as documents (first, last, values; None: as today), the records of all M, and seconds."""
         messages: list[dict[str, Any]] = []
-        points: dict[str, dict[str, float]] = {}
-        settle = RangeSearch.settle
-
-        def kept(part: RangeSearch, there: Sequence[PointTask]) -> None:
-            points.update({f"{t.point.m} {t.point.label}": {n: x.us for n, x in t.times.items()} for t in there})
-            settle(part, there)
-
         shapes = tuple(SpecShape(i, {self.m: m, **key}) for i, m in enumerate(ms, 1))
         spec = Spec("bench-1", "bench", 1, family=self.family, tuner="vllm", options=options, shapes=shapes)
         start = time.monotonic()
-        with mock.patch.object(RangeSearch, "settle", kept):
-            spent = self.tuner.tune(spec, Emit(messages.append))
+        spent = self.tuner.tune(spec, Emit(messages.append))
         seconds = time.monotonic() - start
-        won = [m["row"] for m in messages if m["type"] == "shape_tuned"]
+        records = [PointRecord.from_document(m["point"]) for m in messages if m["type"] == "point_timed"]
+        values = values_of(records)
+        documents = [
+            {"first": r.first, "last": r.last, "values": values.get(r.config)}
+            for r in cut_ranges(unite_points(record.point for record in records))
+        ]
         failed = [m for m in messages if m["type"] == "shape_failed"]
-        documents = {d["first"]: d for d in (json.loads(r["triton_config"]) for r in won)}
         timed = sum(m["type"] == "row" and m["row"]["us"] > 0 for m in messages)
         return {
             "seconds": seconds, "spent": spent, "timed": timed, "failed": [str(f)[:300] for f in failed],
-            "documents": list(documents.values()), "points": points,
+            "documents": documents, "records": records,
         }  # fmt: skip
 
     def problem(self, key: Key, m: int, label: str = "") -> LayerProblem:
@@ -182,11 +177,7 @@ def config_of(values: Mapping[str, Any]) -> TileConfig:
 
 def new_at(documents: Sequence[Mapping[str, Any]], m: int, old: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns what the new file gives an M."""
-    for d in documents:
-        last = math.inf if d["first"] == max(x["first"] for x in documents) else d["last"]
-        if d["first"] <= m <= last:
-            return d["values"] or old
-    return old
+    return next((d["values"] or old for d in documents if d["first"] <= m <= d["last"]), old)
 
 
 def judged(t: Tuning, key: Key, documents: Sequence[Mapping[str, Any]], ms: Sequence[int]) -> list[dict[str, Any]]:
@@ -217,40 +208,30 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def regrets(points: Mapping[str, Mapping[str, float]], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def regrets(records: Sequence[PointRecord], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Worst regret over the routings, with its M: of new entries, of those that stayed, and if the fastest at uniform
-    routing were taken everywhere. Bounds for any choice among the finalists: `least`, and `allowed` of those that are
-    slower than today's at no routing."""
-    by_m: dict[int, dict[str, Mapping[str, float]]] = {}
-    for point, times in points.items():
-        tokens, _, label = point.partition(" ")
-        by_m.setdefault(int(tokens), {})[label] = times
+    routing were taken everywhere. Bounds for any choice among the file's configs: `least`, and `allowed` of those that
+    are slower than today's at no routing."""
+    by_m: dict[int, list[PointRecord]] = {}
+    for record in records:
+        by_m.setdefault(record.m, []).append(record)
     found: dict[str, list[tuple[float, int]]] = {"written": [], "kept": [], "uniform": [], "least": [], "allowed": []}
-    for m, of in by_m.items():
-        common = set.intersection(*(set(x) for x in of.values()))
-        document = next(d for d in documents if d["first"] <= m <= d["last"])
-        name = config_name(document["values"] or document["old"][0], common)
-        if not name:
+    for m, at_m in by_m.items():
+        points = [record.point for record in at_m]
+        common = set.intersection(*(set(point.us) for point in points))
+        document = next((d for d in documents if d["first"] <= m <= d["last"]), None)
+        values = document["values"] if document else None
+        name = next((n for n, v in values_of(at_m).items() if v == values), "") if values else points[0].today
+        if name not in common:
             continue
-        least = {label: min(x.values()) for label, x in of.items()}
-        regret = {c: max(x[c] / least[label] for label, x in of.items()) - 1 for c in common}
-        found["written" if document["values"] else "kept"].append((regret[name], m))
-        uniform = of["uniform"]
+        regret = {c: max(p.us[c] / min(p.us.values()) for p in points) - 1 for c in common}
+        found["written" if values else "kept"].append((regret[name], m))
+        uniform = points[0].us
         found["uniform"].append((regret[min(common, key=lambda c: uniform[c])], m))
-        today = {point[6]: point[2] for d in documents for point in d["points"] if point[0] == m}
-        harmless = [
-            c for c in common if not any(is_slower(today.get(label, math.inf), x[c]) for label, x in of.items())
-        ]
+        harmless = [c for c in common if all(p.allows(c) for p in points)]
         found["least"].append((min(regret.values()), m))
         found["allowed"].append((min((regret[c] for c in harmless), default=regret[name]), m))
     return {name: max(some, default=None) for name, some in found.items()}
-
-
-def config_name(values: Mapping[str, Any], names: set[str]) -> str:
-    """The name among `names` of a file's values."""
-    made = config_of(values).name
-    tail = made.partition("_")[2]
-    return next((n for n in names if n.partition("_")[2] == tail), "")
 
 
 def space() -> Iterator[dict[str, int]]:
@@ -394,10 +375,10 @@ def main() -> int:
                     made["judged"] = judged(t, key, made["documents"], wanted)
                     line = {**summary(made["judged"]), "seconds": made["seconds"], "timed": made["timed"]}
                     if t.family == "fmoe":
-                        made["regrets"] = regrets(made["points"], made["documents"])
+                        made["regrets"] = regrets(made["records"], made["documents"])
                         line |= made["regrets"]
                     made["summary"] = line
-                    del made["points"]
+                    del made["records"]
             except Exception as e:  # noqa: BLE001 - one layer's failure keeps the others
                 made, line = {"error": f"{type(e).__name__}: {e}"}, {"error": str(e)}
             kept["layers"][name] = made

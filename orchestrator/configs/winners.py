@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.configs.cut_winners import documents_of_points
 from orchestrator.errors import InputError
 from orchestrator.files.faults import Faults
 from orchestrator.files.read import csv_records
@@ -24,6 +25,7 @@ from worker.families import Family
 from worker.triton_configs.config_file import Bucket, bound_of, text_of_buckets
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.point_record import PointRecord
 
 DOCUMENT_FIELD = "triton_config"
 """The field of a winner's row in the ledger that holds its bucket's document."""
@@ -157,7 +159,8 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
 
     `root`: the run's folder. Raises OSError.
     """
-    winners, notes = decide_winners(ledger.family, ((row.key, row.row) for row in ledger.winners()))
+    rows = ((row.key, row.row) for row in ledger.winners())
+    winners, notes = decide_winners(ledger.family, rows, ledger.points())
     is_engine = ledger.meta("tuner", "") == "vllm"
     folder = root / (ENGINE_FOLDER if is_engine else AITER_FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
@@ -193,11 +196,14 @@ def _table_line(place: BucketPlace, row: MeasuredShape) -> list[str]:
 
 
 def decide_winners(
-    family: Family, rows: Iterable[tuple[Sequence[int | str], Mapping[str, Any]]]
+    family: Family,
+    rows: Iterable[tuple[Sequence[int | str], Mapping[str, Any]]],
+    points: Iterable[PointRecord] = (),
 ) -> tuple[dict[BucketPlace, Winner], list[str]]:
-    """(new values by bucket, sentences on buckets that were left out) of winners: (key, further fields) each.
+    """(new values by bucket, sentences on buckets that were left out) of winners, (key, further fields) each, and of
+    measured M.
 
-    Rows without a document are left out. Ranges of a file that overlap stay as they are, and so do all of a file that
+    Rows without a bucket's document are left out. Ranges of a file that overlap stay as they are, and so do all of a file that
     two devices or engines measured.
     """
     decisions: dict[str, Decision | None] = {}  # by document: rows of one bucket may have the same
@@ -205,6 +211,8 @@ def decide_winners(
         text = _document_with_shape(dict(zip(family.key_names, key, strict=True)), fields.get(DOCUMENT_FIELD))
         if text not in decisions:
             decisions[text] = _parse_decision(text)
+    for text in documents_of_points(points):
+        decisions[text] = _parse_decision(text)
     return _join_decisions([decision for decision in decisions.values() if decision is not None])
 
 

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 from orchestrator import events as ev
 from orchestrator.errors import OrchestratorError
+from orchestrator.ledger.database import HAS_POINTS
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
 from orchestrator.policy.settings import PolicySettings
 from orchestrator.reasons import Reason
 from worker.families import Family
+from worker.triton_configs.point_record import PointRecord
 
 BROKEN_BY_VALUES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """The errors that Python raises over a value that is not as expected."""
@@ -72,6 +74,9 @@ def _damage(ledger: OpenLedger) -> Iterator[str]:
             sql = f"SELECT {place}, {column} FROM {table} WHERE {column} IS NOT NULL"
             for where, text in ledger.query(sql):
                 yield from _fault(f"`{column}` of {table} {where}", text, is_right)
+    if ledger.query(HAS_POINTS):
+        for id_, text in ledger.query("SELECT id, point FROM points"):
+            yield from _fault(f"measured point {id_}", text, _is_point)
     for condition, fault in (
         ("shape NOT IN (SELECT id FROM shapes)", "is of no shape of this run"),
         ("winner AND (us IS NULL OR us <= 0 OR us > 1e300)", "is a winner without a time"),
@@ -143,6 +148,10 @@ def is_key(family: Family, value: Any) -> bool:
 
 def _is_a(kind: Any, value: Any) -> bool:
     return isinstance(value, kind) and (not isinstance(value, float) or isfinite(value))
+
+
+def _is_point(value: Any) -> bool:
+    return bool(PointRecord.from_document(value))
 
 
 def _is_entry(value: Any) -> bool:

@@ -43,6 +43,13 @@ COLUMNS = tuple(f for f in FIELDS if f.column)
 """Fields of a row (worker/protocol/records.py) that have a column of their own."""
 _SQL = {float: "REAL", int: "INTEGER", str: "TEXT NOT NULL"}
 
+POINTS_TABLE = """CREATE TABLE IF NOT EXISTS points (
+    id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, point TEXT NOT NULL
+) STRICT"""
+"""Ledgers of 0.3.0 do not have it: a writer adds it to them, and 0.3.0 ignores it."""
+HAS_POINTS = "SELECT 1 FROM pragma_table_list WHERE name='points'"
+"""Finds a row where a ledger has the table of points."""
+
 TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
     """CREATE TABLE shapes (
@@ -95,6 +102,8 @@ TABLES = (
         PRIMARY KEY (attempt, shape, candidate)
     ) STRICT, WITHOUT ROWID""",
     "CREATE INDEX withheld_by_shape ON withheld (shape)",
+    # measured M of config files (worker/triton_configs/point_record.py), as JSON
+    POINTS_TABLE,
 )
 
 BUSY_S = 10.0
@@ -133,6 +142,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         with _closed_on_error(conn):
             _check_ours(conn, path)
             _for_writing(conn)
+            conn.execute(POINTS_TABLE)
     return conn
 
 

@@ -24,6 +24,7 @@ from worker.protocol import (
     parse_record,
     withheld_list,
 )
+from worker.triton_configs.point_record import PointRecord
 
 EVENTS = "E"
 """The stream of records, as worker.protocol's frames call it; logs are `L`."""
@@ -235,6 +236,8 @@ class Ingest:
                 return [ev.AttemptEnded(attempt.id, Reason.REJECTED, None, detail, 0.0)]
         shape = _shape_of(source, raw)
         match raw["type"]:
+            case "point_timed":
+                self._ledger.point(attempt.id, _point_of(raw["point"]))
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "shape_tuned":
@@ -325,6 +328,14 @@ class Ingest:
             detail = f"ended as {_shown(raw['outcome'])}, which is not an outcome; {detail}"
         seconds = clean.number(raw["seconds"])
         return ev.AttemptEnded(attempt.id, outcome, in_flight, detail, max(0.0, seconds or 0.0))
+
+
+def _point_of(raw: object) -> PointRecord:
+    """The measured M of a config file, with clean texts. Raise _Odd."""
+    try:
+        return PointRecord.from_document(clean.document(raw))
+    except ValueError as e:
+        raise _Odd(str(e)) from e
 
 
 def _positive_us(value: object) -> float:

@@ -28,6 +28,7 @@ from orchestrator.tables.decision import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
 from worker.protocol.spec import MAX_WITHHELD
+from worker.triton_configs.point_record import PointRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +401,12 @@ class LedgerReader:
             if not all(0 < row.us < inf for row in winners.values()):
                 raise ValueError("a winner without a time")  # `__exit__` names it
         return [winners[id_] for id_ in sorted(winners)]
+
+    def points(self) -> list[PointRecord]:
+        """All measured M of config files, of every attempt; none of a run of 0.3.0, whose ledger has no such table."""
+        if not self.query(database.HAS_POINTS):
+            return []
+        return [PointRecord.from_document(json.loads(text)) for (text,) in self.query("SELECT point FROM points")]
 
     def noise(self, attempt: str, shape: int) -> float:
         """The spread of an attempt's winner if it is noisy: its last time differs from its own first time by more than

@@ -17,6 +17,7 @@ from orchestrator.ledger import database
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, Replay
 from orchestrator.policy.model import State
 from worker.families import Family
+from worker.triton_configs.point_record import PointRecord
 
 if TYPE_CHECKING:
     from orchestrator.shapes.model import Shape
@@ -154,6 +155,11 @@ class Ledger(LedgerReader):
                 int(entry["confirmed"]),
             )
             self._run(f"INSERT OR IGNORE INTO withheld VALUES ({', '.join('?' * 11)})", values)
+
+    def point(self, attempt: str, record: PointRecord) -> None:
+        """Keep a measured M of a config file."""
+        document = json.dumps(record.to_document(), separators=(",", ":"))
+        self._run("INSERT INTO points (attempt, point) VALUES (?, ?)", (attempt, document))
 
     def slot_info(
         self,

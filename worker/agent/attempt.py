@@ -39,7 +39,7 @@ from worker.protocol import (
 )
 from worker.text import MAX_DETAIL, clean, tail
 
-SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "shape_tuned", "shape_failed")
+SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "point_timed", "shape_tuned", "shape_failed")
 
 
 class MessageCheck:
@@ -52,6 +52,7 @@ class MessageCheck:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._open = {s.id for s in spec.shapes}
+        self._shapes = frozenset(self._open)
         self._parked: set[int] = set()
         self.in_flight: int | None = None
 
@@ -69,6 +70,8 @@ class MessageCheck:
             self.in_flight = shape
             self._parked.discard(shape)
             return record(kind, t, attempt=self._spec.attempt, shape=shape)
+        if kind == "point_timed":
+            return self._point(message, t)
         flying = type(shape) is int and shape == self.in_flight
         if type(shape) is not int or not (flying or (shape in self._parked and kind != "shape_parked")):
             raise ProtocolError(f"{kind} of shape {shape!r} while {self.in_flight} was in flight")
@@ -83,6 +86,13 @@ class MessageCheck:
             self._parked.discard(shape)
             self.in_flight = None if flying else self.in_flight
         return record(kind, t, attempt=self._spec.attempt, shape=shape, **fields)
+
+    def _point(self, message: Mapping[str, Any], t: float) -> dict[str, Any]:
+        """The record of a measured M, which belongs to a file and not to the shape in whose name it is."""
+        shape, point = message.get("shape"), message.get("point")
+        if type(shape) is not int or shape not in self._shapes or not isinstance(point, dict):
+            raise ProtocolError(f"point_timed of shape {shape!r}, which the attempt does not have")
+        return record("point_timed", t, attempt=self._spec.attempt, shape=shape, point=point)
 
     def _verdict(self, message: Mapping[str, Any]) -> dict[str, Any]:
         reason, detail = message.get("reason"), message.get("detail")
@@ -237,7 +247,7 @@ class Attempt:
         if kind == "shape_started":
             self._begun[shape] = made["t"]
             self._tell(f"shape {self._names[shape]} begun")
-        elif kind != "row":
+        elif kind in ("shape_tuned", "shape_failed"):
             took = made["t"] - self._begun[shape]
             self._tell(f"shape {self._names[shape]}: {_result_words(made)}, after {took:.1f} s")
 

@@ -63,6 +63,8 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_started": ("attempt", "group", "device"),
     "shape_started": ("attempt", "shape"),
     "row": ("attempt", "shape", "row"),
+    # one M of a config file, measured in the name of a shape of the file (worker/triton_configs/point_record.py)
+    "point_timed": ("attempt", "shape", "point"),
     # settles a shape; `row` is its winner, measured again among the leaders
     "shape_tuned": ("attempt", "shape", "row"),
     # the tuner's own verdict on a shape (see SHAPE_VERDICTS)

@@ -14,6 +14,12 @@ USUAL_KEYS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 204
 """The keys that the engines' own scripts tune."""
 
 
+CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""The batches of decoding that vLLM captures as graphs by default, to which it pads (0.33.0, vllm/config/vllm.py)."""
+PREFILL_CHUNKS = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192)
+"""M of prefill: the usual keys above the capture sizes, and what lies between them."""
+
+
 class Segment(NamedTuple):
     """A range of M that gets the same values. `last`: None for no end; `key`: the key that it would have."""
 

@@ -59,6 +59,11 @@ class Emit:
         """Report one candidate of the shape in flight, measured or failed."""
         self._say("row", shape=shape_id, row=row)
 
+    def point(self, shape_id: int, document: Mapping[str, Any]) -> None:
+        """Report a measured M of a config file (worker/triton_configs/point_record.py). The shape, which belongs to the
+        file, may be settled already."""
+        self._say("point_timed", shape=shape_id, point=dict(document))
+
     def tuned(
         self,
         shape_id: int,

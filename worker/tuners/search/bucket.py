@@ -172,12 +172,17 @@ class FileSearch(ABC):
 
     def start_shape(self, task: PointTask) -> None:
         """Put a point's shape in flight. A point of no shape is measured with the last one in flight."""
-        if not task.point.weight or task.shape is self._in_flight or task.shape.id in self.settled:
+        if task.point.weight:
+            self.put_in_flight(task.shape)
+
+    def put_in_flight(self, shape: SpecShape) -> None:
+        """Let a fault be charged to this shape from now on, unless it is settled."""
+        if shape is self._in_flight or shape.id in self.settled:
             return
         if self._in_flight is not None:
             self.context.emit.parked(self._in_flight.id)
-        self.context.emit.started(task.shape.id)
-        self._in_flight = task.shape
+        self.context.emit.started(shape.id)
+        self._in_flight = shape
 
     def settle_shape(self, task: PointTask, winner: Row | None, reason: str = "", detail: str = "") -> None:
         """Report the row of a point's shape, or why it has no row. Only the first verdict of a shape counts."""

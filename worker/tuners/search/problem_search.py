@@ -51,10 +51,25 @@ WITHIN = 0.06
 """Leaders take at most this share longer than the fastest."""
 SUSTAINED_LEADERS = 8
 SUSTAINED_WITHIN = 0.08
-RANK_S = 1.0
-"""Seconds of a ranking; twice as many in an exhaustive search."""
 MOST_DEATHS = 6
 """Deaths of the measuring process over one shape; after that the slot has to be checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How well times are to be known. A candidate has `max_samples` (0: as the options say) until its median is known
+    to `target`; the candidates within `within` of the fastest, at most `leaders`, are ranked for `rank_s` seconds."""
+
+    max_samples: int = 0
+    target: float = 0.004
+    leaders: int = LEADERS
+    within: float = WITHIN
+    rank_s: float = 1.0
+
+
+FULL = Effort()
+QUICK = Effort(max_samples=7, target=0.01, leaders=4, within=0.03, rank_s=0.25)
+"""For one of many M of a file, of which neighbours tell the same."""
 
 
 @dataclass(slots=True)
@@ -128,9 +143,12 @@ class SearchContext:
 class ProblemSearch:
     """One problem's search: `measure`, then `rank` as often as wanted. Both raise TunerFault."""
 
-    def __init__(self, context: SearchContext, task: ShapeTask, following: Sequence[ShapeTask]) -> None:
+    def __init__(
+        self, context: SearchContext, task: ShapeTask, following: Sequence[ShapeTask], effort: Effort = FULL
+    ) -> None:
         """`following`: tasks whose candidates are compiled when this one has no more to compile."""
         self._context = context
+        self._effort = effort
         self._task = task
         self._following = following
         self._problem = task.problem
@@ -351,11 +369,12 @@ class ProblemSearch:
 
     def _prepare(self) -> None:
         options = self._context.options
+        most_samples = min(options.max_samples, self._effort.max_samples or options.max_samples)
         policy = SamplingPolicy(
             min_sample_s=SUSTAINED_S,
-            min_samples=options.min_samples,
-            max_samples=options.max_samples,
-            target=0.004,
+            min_samples=min(options.min_samples, most_samples),
+            max_samples=most_samples,
+            target=self._effort.target,
             hopeless=1.2,
             hopeless_after=3,
             far=1.6,
@@ -373,7 +392,7 @@ class ProblemSearch:
         if self._problem.is_sustained:
             places = leaders(measurements, SUSTAINED_WITHIN, SUSTAINED_LEADERS)
         else:
-            places = leaders(measurements, WITHIN, LEADERS)
+            places = leaders(measurements, self._effort.within, self._effort.leaders)
         return [indexes[place] for place in places]
 
     def rank(self, indexes: Sequence[int], today: int | None = None) -> CandidatesRanked | None:
@@ -399,7 +418,9 @@ class ProblemSearch:
         if not indexes:
             return None
         seed = f"{self._context.options.seed}:{self._task.shape.key}"
-        cap_s = RANK_S * 2 if self._context.options.search == EXHAUSTIVE else RANK_S
+        cap_s = self._effort.rank_s
+        if self._context.options.search == EXHAUSTIVE:
+            cap_s *= 2
         again = self._context.options.again
         deaths = self._deaths
         self._ranked = None

@@ -1,43 +1,67 @@
-"""The search for one config file of vLLM's: its seeds (`EngineSeeds`), its keys (`EngineFile`), its ranges
-(`RangeSearch`).
+"""The search for one config file of vLLM's: its seeds (`EngineSeeds`) and its measured M (`EngineFile`).
 
 A file maps M to configs by its keys; a key serves the range of M that is nearest to it. The steps:
 
-1. The usual keys that serve an M of the workload are searched, and so is each M of the workload that is no key.
-2. Where the config that a range of M would get loses against the own best of such an M, that M becomes a key as well.
-3. The leaders of a range and today's configs are measured at both its ends, its key and every M of the workload within,
-   interleaved, and one is chosen or everything left as it is. While a range is searched, what the comparison of the one
-   before it needs is compiled.
+1. Each usual key whose range holds an M of the workload is searched. The winners of all keys, today's config and the
+   default are the file's configs.
+2. Those are measured at many M: the workload's, each of whose shapes gets its row then, the sizes that a server
+   captures, chunks of prefill. Each M is sent as a record of its own (worker/triton_configs/point_record.py).
+3. The ranges are cut (worker/triton_configs/cutting.py). Between two ranges, and where the model of times expects
+   another config to be faster, further M are measured, and so on (`further_ms.py`).
 
-Imports neither torch nor triton.
+The controller cuts again, from the records of all attempts, and writes the file. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from worker.families import ENGINE
 from worker.protocol import SpecShape
+from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges
 from worker.triton_configs.keys import USUAL_KEYS, ranges_served
-from worker.triton_configs.slowdown import is_slower
-from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask
-from worker.tuners.search.choice import Point, weighted_sum, worst_regret
-from worker.tuners.search.problem_search import SearchContext, ShapeTask
+from worker.triton_configs.point_record import ConfigTime, PointRecord
+from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
+from worker.tuners.search.child_process import now
+from worker.tuners.search.choice import Point
+from worker.tuners.search.problem_search import (
+    FULL,
+    QUICK,
+    Effort,
+    ProblemSearch,
+    SearchContext,
+    ShapeTask,
+    candidate_row,
+)
 from worker.tuners.search.seeds import NEAREST_FILES, Seeds, size_distance
+from worker.tuners.search.space import Space
 from worker.tuners.search.tile_config import TileConfig, Values, tile_config
+from worker.tuners.vllm.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
 
 if TYPE_CHECKING:
     from worker.tuners.vllm.source import EngineSource, LayerProblem
 
 LAST_M = 8192
-"""The last key is measured up to here, as it serves every larger M."""
-OWN_KEY_RATIO = 1.01
-OWN_KEY_US = 0.1
-"""An M is a key if its range's config takes longer there than its own best by both."""
+"""The last range is measured up to here: its config serves every larger M."""
+MOST_M = 120
+"""M that are measured for a file at most, beside those of its searches."""
+ROUNDS = 2
+"""Times in a row that ranges are cut and further M measured between them."""
+WINNERS = 1
+"""This many of the fastest configs of a search are the file's."""
+LEAST_EXTRA_S = 30.0
+EXTRA_SHARE = 0.3
+"""The M beyond the workload's may take this share of the seconds of the searches, or LEAST_EXTRA_S if that is more."""
+PROMISING = 1.15
+"""A config that is expected to take this many times as long as the fastest is not measured at an M."""
+UNPAIRED = 1.01
+"""A time that was not taken beside today's may be longer by this factor."""
 
 
 class EngineSeeds(Seeds):
@@ -94,11 +118,16 @@ class EngineFile(FileSearch):
     source: EngineSource
 
     def __init__(self, context: SearchContext, seeds: EngineSeeds, facts: dict[str, Any]) -> None:
-        """`facts`: engine and device, for the rows."""
+        """`facts`: engine and device, for the records."""
         super().__init__(context, seeds.source, seeds, facts)
         self._problem: LayerProblem  # of any of the shapes
-        self._searched: dict[Point, PointTask] = {}  # as far as something was right there
-        self._keys = set(USUAL_KEYS)
+        self._configs: dict[str, TileConfig] = {}  # the file's, by name
+        self._keys_won: dict[str, set[int]] = {}  # keys at which a config was the fastest
+        self._searched: set[int] = set()  # keys that were searched
+        self._points: list[MeasuredPoint] = []
+        self._until = math.inf  # further M are begun until then
+        self._spaces: dict[int, Space] = {}  # by M, for the model of times
+        self._began = now()
 
     def add_shape(self, shape: SpecShape) -> None:
         problem = self.source.problem(self.context.options.family, shape.key, self.context.target.gfx)
@@ -108,94 +137,121 @@ class EngineFile(FileSearch):
         self.shapes[problem.m] = shape
         self.facts = {**self.facts, "layer": asdict(problem.layer), "file": engine.file_name(problem.layer)}
 
-    def buckets(self) -> Iterator[RangeSearch]:
-        """The usual ranges. Each is searched at the M of the workload that it serves, then at the key itself."""
+    def buckets(self) -> Iterator[BucketSearch]:
+        """A search at each usual key whose range holds an M of the workload."""
         for key, (first, last) in ranges_served(USUAL_KEYS).items():
-            workload_ms = self._workload_within(first, last)
+            workload_ms = [m for m in sorted(self.shapes) if first <= m <= (last or m)]
             if not workload_ms:
                 continue
-            named = self.shapes[workload_ms[0]]
+            named = self.shapes.get(key, self.shapes[workload_ms[0]])
             points: list[PointTask] = []
-            for m in dict.fromkeys([*workload_ms, key]):
-                for label in self.source.searched:
-                    is_quiet = label != self.source.searched[0]
-                    points.append(self.add_search(self._point(m, label, named), quiet=is_quiet))
-            yield RangeSearch(self, points, key, first, last, alone=first == last and len(points) == 1)
+            for label in self.source.searched:
+                is_quiet = label != self.source.searched[0]
+                points.append(self.add_search(self._point(key, label, named), quiet=is_quiet))
+            self._searched.add(key)
+            yield BucketSearch(self, f"M={key}", points, {})
+
+    def start_shape(self, task: PointTask) -> None:
+        """Put the shape in flight in whose name a point is measured."""
+        self.put_in_flight(task.shape)
 
     def tune_bucket(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
-        """Search a usual range, which may add keys. Then the ranges before it are settled: no later range changes
-        those."""
-        assert isinstance(bucket, RangeSearch)
-        ahead = [part.comparison_at(task) for part in self._final_ranges(bucket.first) for task in part.points]
-        bucket.search([*ahead, *following])
-        measured = [task for task in bucket.points if task.leaders]
-        self._searched |= {task.point: task for task in measured}
-        if len({task.point.m for task in measured}) > 1:
-            self._add_keys(bucket, measured, following)
-        for part in self._final_ranges(bucket.first if following else None):
-            part.finish(following)
+        """Search a usual key. Its winners are configs of the file."""
+        bucket.search(following)
+        for task in bucket.points:
+            for config in task.leaders[:WINNERS]:
+                self._configs.setdefault(config.name, config)
+                self._keys_won.setdefault(config.name, set()).add(task.point.m)
 
-    def _add_keys(self, bucket: RangeSearch, searched: Sequence[PointTask], following: Sequence[ShapeTask]) -> None:
-        """An M within becomes a key where the range's config loses.
+    def run(self, shapes: Sequence[SpecShape]) -> None:
+        """Search the usual keys, then measure the file's configs at the M of the workload, at those of a server, and
+        where ranges meet. Settle every shape."""
+        super().run(shapes)
+        if not self.shapes:
+            return
+        default = tile_config(self.source.default_config(self._problem), ENGINE)
+        self._configs.setdefault(default.name, default)
+        for m in sorted(self.shapes):
+            self._settle(m, self._measure(m, FULL))
+        search_s = now() - self._began
+        frame, captured = ms_within(sorted(self._searched), LAST_M)
+        self._measure_each(frame)
+        # where ranges meet comes first: the M between two keep what they have
+        self._until = now() + max(LEAST_EXTRA_S, EXTRA_SHARE * search_s)
+        self._close_gaps()
+        self._measure_each(captured)
+        self._close_gaps()
 
-        If the winner loses at the usual key itself, because M that are no keys keep the key from its own best, the M
-        where the key's best loses part from it as well.
-        """
-        measured = [task for task in searched if bucket.compare(task, following)]
-        winner = bucket.choose_winner(measured)[0] if measured else ""
-        names = [winner]
-        for task in measured:
-            if task.point.m == bucket.key and task.point.weight and loses(task, winner):
-                names.append(fastest_at(task))
-        for name in names:
-            self._keys |= {task.point.m for task in measured if loses(task, name)}
+    def _close_gaps(self) -> None:
+        """Measure where ranges would meet best."""
+        for _ in range(ROUNDS):
+            times = FileTimes(self._points, cut_ranges(self._points, gaps_cost=False), self._estimate)
+            if not self._measure_each(ms_to_close(times)):
+                return
 
-    def _workload_within(self, first: int, last: int | None) -> list[int]:
-        """The M of the workload in a range."""
-        return [m for m in sorted(self.shapes) if first <= m and (last is None or m <= last)]
+    def _measure_each(self, ms: Sequence[int]) -> bool:
+        """Measure each M that was not, as far as there is time and room. True if there was one."""
+        measured = {point.m for point in self._points}
+        new_ms = [m for m in dict.fromkeys(ms) if m not in measured][: max(0, MOST_M - len(measured))]
+        for m in new_ms:
+            if now() > self._until:
+                return False
+            self._measure(m, QUICK)
+        return bool(new_ms)
 
-    def _final_ranges(self, before: int | None) -> list[RangeSearch]:
-        """Ranges whose shapes are not settled, below an M from which on there may be further keys (None: all). Each
-        begins with the results of the M that were searched."""
-        ranges: list[RangeSearch] = []
-        for key, (first, last) in ranges_served(self._keys).items():
-            workload_ms = self._workload_within(first, last)
-            if all(self.shapes[m].id in self.settled for m in workload_ms):
-                continue
-            if before and (last is None or last >= before):
-                continue
-            measured_last = last or max(LAST_M, *self.shapes)
-            ms = sorted({first, key, measured_last, *workload_ms}, key=lambda m: (m not in self.shapes, m))
-            named = self.shapes[ms[0]]
-            points = [self._point(m, label, named) for m in ms for label in self.source.labels]
-            ranges.append(RangeSearch(self, points, key, first, measured_last))
-        return ranges
+    def _measure(self, m: int, effort: Effort) -> FileAtM:
+        """Measure the file's configs at an M, the most promising first, and send what was right there."""
+        named = self.shapes.get(m, next(iter(self.shapes.values())))
+        tasks = [self._point(m, label, named) for label in self.source.labels]
+        configs = self._promising(m)
+        measuring = FileAtM(self, tasks, configs, effort, quiet=m not in self.shapes or m in self._searched)
+        measuring.measure()
+        for task, record in measuring.records():
+            self._points.append(record.point)
+            self.context.emit.point(task.shape.id, record.to_document())
+        return measuring
+
+    def _promising(self, m: int) -> dict[str, TileConfig]:
+        """The configs to measure at an M: the winners of the searches nearby, and those of others that may be about as
+        fast, by their nearest measurement and the model; those that are expected to be fastest first."""
+        times = FileTimes(self._points, (), self._estimate)
+        expected = {name: times.expected_at(point_name(config), m) for name, config in self._configs.items()}
+        most_us = PROMISING * min(expected.values())
+        near_keys = nearest_keys(sorted(self._searched), m)
+        chosen = [name for name, us in expected.items() if us <= most_us or near_keys & self._keys_won.get(name, set())]
+        return {name: self._configs[name] for name in sorted(chosen, key=lambda name: expected[name])}
+
+    def _settle(self, m: int, measured: FileAtM) -> None:
+        """Settle the shape of an M with the config that is best there at all routings, by the rule of the cut."""
+        points = [point for point in self._points if point.m == m]
+        chosen = cut_ranges(points)[0].config if len(points) == len(self.source.labels) else KEEP
+        measured.settle_with(chosen)
 
     def _point(self, m: int, label: str, named: SpecShape) -> PointTask:
         """A point. `named`: the shape in whose name it is measured if it is not a shape of the workload."""
-        point = Point(m, self.weight(m), label)
-        if point in self._searched:
-            return self._searched[point]
         problem = replace(self._problem, m=m, label=label)
         today = tile_config(self.source.engine().config(problem.layer, m), ENGINE)
-        return PointTask(point, self.shapes.get(m, named), problem, today)
+        return PointTask(Point(m, self.weight(m), label), self.shapes.get(m, named), problem, today)
+
+    def _estimate(self, name: str, m: int) -> float:
+        """The model's time of a config, by the name that it has in points, at an M."""
+        config = tile_config(json.loads(name), ENGINE)
+        return self._space_at(m).estimate(config)
+
+    def _space_at(self, m: int) -> Space:
+        if m not in self._spaces:
+            problem = replace(self._problem, m=m, label=self.source.labels[0])
+            self._spaces[m] = self.source.space(problem, self.context.target)
+        return self._spaces[m]
 
 
-def loses(task: PointTask, winner: str) -> bool:
-    """True where the config that a point would get ("": today's) is slower there than the best that was found for it,
-    or does not run."""
-    us = task.us_of(winner or task.today.name)
-    best_us = task.us_of(fastest_at(task))
-    return us < 0 or us > max(OWN_KEY_RATIO * best_us, best_us + OWN_KEY_US)
+def point_name(config: TileConfig) -> str:
+    """The name of a config in points, which is a text of its values."""
+    return ConfigTime(dict(config.values), 0.0, 0.0, 0.0).name
 
 
-def fastest_at(task: PointTask) -> str:
-    """The config that takes the least time at a point."""
-    return min(task.times, key=lambda name: task.times[name].us)
-
-
-class RangeSearch(BucketSearch):
-    """A range of M that one entry serves."""
+class FileAtM(BucketSearch):
+    """The file's configs and today's, measured side by side at one M, at each routing of the source."""
 
     noise_counts = True
 
@@ -203,48 +259,68 @@ class RangeSearch(BucketSearch):
         self,
         file: EngineFile,
         points: Sequence[PointTask],
-        key: int,
-        first: int,
-        last: int | None,
+        configs: Mapping[str, TileConfig],
+        effort: Effort,
         *,
-        alone: bool = False,
+        quiet: bool,
     ) -> None:
-        facts = {"key": key, "first": first, "last": last}
-        super().__init__(file, f"M={first}..{last or ''}", points, facts, alone=alone)
-        self.key = key
-        self.first = first
-        self.cost = worst_regret if len(file.source.labels) > 1 else weighted_sum
+        """`quiet`: the rows of the candidates are not emitted."""
+        self._m = points[0].point.m
+        super().__init__(file, f"M={self._m}", points, {})
+        self.configs |= configs
         for task in points:
-            self.add_configs(task)
+            self.configs.setdefault(task.today.name, task.today)
+        self._effort = effort
+        self._is_quiet = quiet
 
-    def finish(self, following: Sequence[ShapeTask]) -> None:
-        """Compare, decide, settle. The workload's own M come first. The ends are only measured if a new config wins at
-        those, and without the configs that were slower there."""
-        measured: list[PointTask] = []
-        for i, task in enumerate(self.points):
-            if task.point.weight and task.shape.id in self.file.settled:
+    def measure(self) -> None:
+        """Measure all configs, the fastest and today's interleaved."""
+        for number, task in enumerate(self.points):
+            if task.point.weight:
+                self.file.start_shape(task)
+            comparison = self.comparison_at(task)
+            comparison.quiet = self._is_quiet or number > 0
+            search = ProblemSearch(self.file.context, comparison, [], self._effort)
+            search.measure()
+            self._rank(task, search, set(search.leaders()), comparison)
+            for i, measurement in search.measured.items():
+                name = comparison.candidates[i].name
+                high_us = UNPAIRED * measurement.us
+                task.times.setdefault(name, PointTime(measurement.us, search.errs[i], measurement.spread, high_us))
+            if not task.times:
+                self.file.settle_shape(task, None, *search.why_none())
+
+    def records(self) -> Iterator[tuple[PointTask, PointRecord]]:
+        """The record of each routing at which a config is right."""
+        for task in self.points:
+            if not task.times:
                 continue
-            only_ends_left = not any(other.point.weight for other in self.points[i:])
-            if measured and only_ends_left:
-                winner, _ = super().choose_winner(measured)
-                if not winner:
-                    break
-                self._drop_slow_configs(measured)
-            self.file.start_shape(task)
-            has_all_times = set(self.configs) <= set(task.times)
-            if has_all_times or self.compare(task, following):
-                measured.append(task)
-        self.settle(measured)
+            others = [name for name in task.times if name != task.today.name]
+            times = [self._time_of(task, name) for name in (task.today.name, *others)]
+            yield task, PointRecord(dict(self.file.facts), self._m, task.point.label, task.point.weight, times)
 
-    def _drop_slow_configs(self, measured: Sequence[PointTask]) -> None:
-        """Compare new configs no longer that are slower than today's at one of these points."""
-        today = {task.today.name for task in self.points}
-        for task in measured:
-            for name, time in task.times.items():
-                if name not in today and task.today_us > 0 and is_slower(task.today_us, time.high_us):
-                    self.configs.pop(name, None)
+    def _time_of(self, task: PointTask, name: str) -> ConfigTime:
+        values = dict(self.configs[name].values)
+        time = task.times.get(name)
+        if time is None:
+            return ConfigTime(values, -1.0, -1.0, 1.0)
+        return ConfigTime(values, time.us, time.high_us, time.err)
 
-    def choose_winner(self, measured: Sequence[PointTask]) -> tuple[str, list[str]]:
-        """Choose as the base does. Without a time at each point no winner is proven."""
-        winner, harmful = super().choose_winner(measured)
-        return winner if len(measured) == len(self.points) else "", harmful
+    def settle_with(self, chosen: str) -> None:
+        """Settle the shape with a config by its name in a record; KEEP: with today's."""
+        task = self.points[0]
+        config = task.today
+        if chosen != KEEP:
+            config = next(c for c in self.configs.values() if point_name(c) == chosen)
+        time = task.times.get(config.name)
+        if time is None:
+            detail = f"no config is right at M={self._m} at every routing, and {config.name} is not"
+            self.file.settle_shape(task, None, "no_candidate", detail)
+            return
+        today = f"today's {task.today_us:.4g} us" if task.today_us > 0 else "today's does not run"
+        detail = f"M={self._m}: {time.us:.4g} us, {today}"
+        if chosen == KEEP:
+            detail += "; left as it is"
+        row = candidate_row(config, task.problem, "ok", time.us, time.err, time.spread, task.rounds, detail)
+        values = None if chosen == KEEP else config.values
+        self.file.settle_shape(task, {**row, "triton_config": json.dumps({"values": values})})
