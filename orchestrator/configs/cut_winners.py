@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from worker.triton_configs.cutting import KEEP, MeasuredPoint, MRange, cut_ranges, unite_points
+from worker.triton_configs.cutting import KEEP, MeasuredPoint, CutRange, cut_ranges, unite_points
 from worker.triton_configs.keys import USUAL_KEYS
 from worker.triton_configs.point_record import PointRecord, values_of
 
@@ -46,7 +46,7 @@ def _documents_of_file(records: Sequence[PointRecord]) -> Iterator[str]:
                 yield json.dumps({**facts, "old": [values[point.today]], "points": [measured]})
 
 
-def _key_within(m_range: MRange) -> int:
+def _key_within(m_range: CutRange) -> int:
     """The key of a range: a usual one, if it has one."""
     return next((key for key in USUAL_KEYS if m_range.first <= key <= m_range.last), m_range.first)
 

@@ -203,8 +203,8 @@ def decide_winners(
     """(new values by bucket, sentences on buckets that were left out) of winners, (key, further fields) each, and of
     measured M.
 
-    Rows without a bucket's document are left out. Ranges of a file that overlap stay as they are, and so do all of a file that
-    two devices or engines measured.
+    Rows without a bucket's document are left out. Ranges of a file that overlap stay as they are, and so do all of a
+    file that two devices or engines measured.
     """
     decisions: dict[str, Decision | None] = {}  # by document: rows of one bucket may have the same
     for key, fields in rows:

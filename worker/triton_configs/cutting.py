@@ -4,7 +4,7 @@ A tuner of an engine's files measures the same configs at many M of a file. One 
 `MeasuredPoint`; the points of all attempts are united (`unite_points`), and then cut: each range of M gets one config,
 or keeps what it has today. The tuner cuts to see where one more M should be measured, the controller to write the file.
 
-    points at M = 1, 2, 4, 8      ->   MRange(1, 2, "a")   MRange(4, 8, "")
+    points at M = 1, 2, 4, 8      ->   CutRange(1, 2, "a")   CutRange(4, 8, "")
                                        M = 3 lies between two ranges, and "" keeps today's: neither changes
 
 What holds for every result:
@@ -61,7 +61,7 @@ class MeasuredPoint:
         return config in self.us and not is_slower(self.today_us, self.high_us[config])
 
 
-class MRange(NamedTuple):
+class CutRange(NamedTuple):
     """A range of M, both ends measured, with its config; KEEP if it stays as it is."""
 
     first: int
@@ -94,7 +94,7 @@ def _unite(same_place: Sequence[MeasuredPoint]) -> MeasuredPoint:
     return replace(same_place[0], count=count, today=today, us=us, high_us=high_us)
 
 
-def cut_ranges(points: Sequence[MeasuredPoint], *, gaps_cost: bool = True) -> list[MRange]:
+def cut_ranges(points: Sequence[MeasuredPoint], *, gaps_cost: bool = True) -> list[CutRange]:
     """The ranges of a file, ascending. `points`: of one file, united (`unite_points`).
 
     The sum of the regrets of all M is least, with KEY_PRICE added for each range of a new config. An M's regret is the
@@ -111,7 +111,7 @@ def cut_ranges(points: Sequence[MeasuredPoint], *, gaps_cost: bool = True) -> li
     # an M that a killed attempt measured at some of the routings only proves nothing
     complete = {m: by_m[m] for m in sorted(by_m) if len(by_m[m]) == len(labels)}
     weights = _weights(complete)
-    ranges: list[MRange] = []
+    ranges: list[CutRange] = []
     for ms in _connected(list(complete)):
         regrets = [_weighted_regrets(complete[m], weights[m]) for m in ms]
         gap_costs = [0.0] * len(ms)
@@ -204,10 +204,10 @@ def _cheapest_configs(regrets: Sequence[Mapping[str, float]], gap_costs: Sequenc
     return chosen[::-1]
 
 
-def _ranges_of(ms: Sequence[int], configs: Sequence[str]) -> list[MRange]:
+def _ranges_of(ms: Sequence[int], configs: Sequence[str]) -> list[CutRange]:
     """Neighbouring M of the same config as one range."""
-    ranges: list[MRange] = []
+    ranges: list[CutRange] = []
     for config, group in itertools.groupby(zip(ms, configs, strict=True), key=lambda pair: pair[1]):
         served = [m for m, _ in group]
-        ranges.append(MRange(served[0], served[-1], config))
+        ranges.append(CutRange(served[0], served[-1], config))
     return ranges

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, copy, tree
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.keys import Segment, entries_of, ranges_served
+from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.triton_configs.serving_engine import load_engine
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
@@ -81,11 +82,13 @@ def document(layer: Layer = LINEAR, device: EngineDevice = H200, **more: Any) ->
     return out
 
 
-def ran(run: Path, *documents: Mapping[str, Any]) -> Path:
-    """A run's folder with what these documents leave."""
+def ran(run: Path, *documents: Mapping[str, Any], points: Sequence[PointRecord] = ()) -> Path:
+    """A run's folder with what these documents and measured M leave."""
     rows = [SimpleNamespace(key=(16, 2112, 7168), row={DOCUMENT_FIELD: json.dumps(d)}) for d in documents]
     family = get_family("a8w8_blockscale")
-    ledger: Any = SimpleNamespace(winners=lambda: rows, meta=lambda name, default: "vllm", family=family)
+    ledger: Any = SimpleNamespace(
+        winners=lambda: rows, points=lambda: points, meta=lambda name, default: "vllm", family=family
+    )
     run.mkdir(exist_ok=True)
     write_winners(ledger, run)
     return run
@@ -141,6 +144,30 @@ def test_the_engine_in_a_fresh_process_gives_each_m_its_config_and_undo_gives_ba
     assert texts(root) == before
     with pytest.raises(InputError, match="nothing to undo"):
         undo_merge(root)
+
+
+@pytest.mark.usefixtures("near")
+def test_a_file_is_cut_from_the_measured_m_of_all_attempts(root: Path, tmp_path: Path) -> None:
+    engine = load_engine(tree("vllm"), H200)
+    facts = {name: document()[name] for name in ("project", "version", "source", "layer", "device", "named_by", "file")}
+
+    def measured(m: int, *, us: float = 15.0, count: float = 0.0) -> PointRecord:
+        today = ConfigTime(engine.config(LINEAR, m), 20.0, 20.0, 0.0)
+        return PointRecord(facts, m, "", count, [today, ConfigTime(NEW, us, us, 0.001)])
+
+    first = [measured(57), measured(64, count=2.0), measured(80)]
+    second = [measured(80, us=16.0), measured(96), measured(112, us=20.9), measured(400)]
+    run = ran(tmp_path / "run", points=[*first, *second])
+    assert texts(run) == texts(ran(tmp_path / "other", points=[*second, *first]))
+    (file,) = read_winners(run, ENGINE_FOLDER)
+    assert list(file.winners) == ["M=57-96", "M=400-400"]
+    assert [(row.m, row.count, row.old_us, row.new_us) for row in file.measured if row.m in (64, 80)] == [
+        (64, 2, 20.0, 15.0), (80, 0, 20.0, 16.0)
+    ]  # fmt: skip
+    merge_run(run, root)
+    new = entries(root / CONFIGS / NAME)
+    for m in (*range(50, 130), 399, 400, 401):
+        assert picked(new, m) == (NEW if 57 <= m <= 96 or m == 400 else engine.config(LINEAR, m)), m
 
 
 @pytest.mark.usefixtures("near")

@@ -69,6 +69,18 @@ def test_an_attempt_in_full(run: Run) -> None:
     assert (run.ledger.slot("n1", "0").info["pid"], run.ledger.slots()[0].device, run.bad()) == (7, DEVICE, 0)
 
 
+def test_a_measured_m_is_kept_and_an_impossible_one_is_counted(run: Run) -> None:
+    good = {
+        "file": {"file": "N=1.json"}, "m": 64, "label": "", "count": 2.0,
+        "times": [[{"a": 16}, 20.0, 20.0, 0.0], [{"a": 32}, 15.0, 15.5, 0.0]],
+    }  # fmt: skip
+    run.says(record("point_timed", 1.0, attempt="g0001-1", shape=1, point=good))
+    run.says(record("point_timed", 1.0, attempt="g0001-1", shape=1, point={**good, "m": 0}))
+    run.says(record("point_timed", 1.0, attempt="g0001-1", shape=1, point={"file": "\x1b[31m"}))
+    assert run.bad() == 2
+    assert [point.to_document() for point in run.ledger.points()] == [good]
+
+
 def test_the_end_of_an_attempt_is_taken_with_what_can_be_taken_of_it(run: Run) -> None:
     spent = {"measure": 2.5, "check": -1, "": 3, "other": float("nan"), "import": True}
     (e,) = run.says(ended("g0001-1", "exploded", in_flight=99, exit="x", detail=7, seconds=-3, spent=spent))

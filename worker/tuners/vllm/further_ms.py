@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from worker.triton_configs.cutting import KEEP, MeasuredPoint, MRange, are_neighbours
+from worker.triton_configs.cutting import KEEP, MeasuredPoint, CutRange, are_neighbours
 from worker.triton_configs.keys import CAPTURE_SIZES, PREFILL_CHUNKS, USUAL_KEYS, ranges_served
 
 STEP = 16
@@ -54,7 +54,7 @@ class FileTimes:
     """What is known of a file: its points, its ranges and the model. M are compared at the first routing alone."""
 
     points: Sequence[MeasuredPoint]
-    ranges: Sequence[MRange]
+    ranges: Sequence[CutRange]
     estimate: Estimate
 
     def config_at(self, point: MeasuredPoint) -> str:

@@ -36,6 +36,8 @@ START = say("shape_started", 4)
         ([START, say("shape_tuned", 4, row={"us": 1.0, "errRatio": 0.06})], "0.06, over 0.05"),
         ([START, say("shape_failed", 4, reason="tired", detail="")], "reason 'tired'"),
         ([START, say("shape_tuned", 4, row={"us": 1.0}), START], "4 is not an open shape"),
+        ([START, say("point_timed", 5, point={})], "5, which the attempt does not have"),
+        ([START, say("point_timed", 4, point=[1])], "4, which the attempt does not have"),
     ],
 )
 def test_a_tuner_that_breaks_the_rules_is_told_so(messages: list[dict[str, Any]], says: str) -> None:
@@ -44,6 +46,14 @@ def test_a_tuner_that_breaks_the_rules_is_told_so(messages: list[dict[str, Any]]
         course.take(message, 1.0)
     with pytest.raises(ProtocolError, match=says):
         course.take(messages[-1], 1.0)
+
+
+def test_a_measured_m_may_follow_the_end_of_the_shape_in_whose_name_it_is() -> None:
+    course = MessageCheck(SPEC)
+    for message in (START, say("shape_tuned", 4, row={"us": 1.0})):
+        course.take(message, 1.0)
+    made = course.take(say("point_timed", 4, point={"m": 8}), 2.0)
+    assert made == {"type": "point_timed", "t": 2.0, "attempt": "g-1", "shape": 4, "point": {"m": 8}}
 
 
 def test_a_row_is_cut_to_what_can_be_kept_and_the_error_limit_is_judged_here() -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
 from worker.triton_configs.engine_package import EngineDevice
+from worker.triton_configs.point_record import PointRecord
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import tile_config
@@ -394,16 +395,14 @@ def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     assert "topk is 9, of 4 experts" in failed["detail"]
     (tuned,) = [r["row"] for r in records if r["type"] == "shape_tuned"]
     assert tuned["errRatio"] == 0.0
-    assert len(tuned["triton_config"]) < 2000
-    document = json.loads(tuned["triton_config"])
-    assert document["file"] == name
-    assert document["layer"] == {
+    points = [PointRecord.from_document(r["point"]) for r in records if r["type"] == "point_timed"]
+    assert [(point.m, point.label) for point in points] == [(1, label) for label in EXPONENTS]
+    assert {point.file["file"] for point in points} == {name}
+    assert points[0].file["layer"] == {
         "op": "moe", "n": 128, "k": 128, "e": 4, "topk": 1, "dtype": "fp8_w8a8", "block": [128, 128]
     }  # fmt: skip
-    assert (document["key"], document["first"], document["last"]) == (1, 1, 1)
-    assert [(m, label) for m, *_, label in document["points"]] == [(1, label) for label in EXPONENTS]
-    assert {err for *_, err, _, _ in document["points"]} == {0.0 if document["values"] else 1.0}
-    assert all(point[2] > 0 for point in document["points"])
-    assert document["old"] == [values()]
+    assert all(point.today.values == values() and point.today.us > 0 for point in points)
+    assert {time.err_ratio for point in points for time in point.times} == {0.0}
+    assert set(json.loads(tuned["triton_config"])) == {"values"}
     rows = Counter(r["row"]["kernelName"] for r in records if r["type"] == "row" and r["shape"] == 1)
     assert set(rows.values()) == {1}, "rows are of one routing"

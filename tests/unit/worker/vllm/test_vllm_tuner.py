@@ -25,8 +25,10 @@ from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer
 from worker.families import tuner_of
 from worker.protocol import SpecShape
+from worker.triton_configs.cutting import cut_ranges, unite_points
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.keys import USUAL_KEYS, Segment, entries_of, ranges_served
+from worker.triton_configs.point_record import PointRecord, values_of
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.choice import Point, choose_config, worst_regret
 from worker.tuners.search.compile_pool import CompilePool, CompileResult
@@ -248,15 +250,16 @@ def serve(conn: Any) -> None:
     MeasuringServer(conn, lambda: StandInDevice({}, "")).serve()
 
 
-def test_an_m_becomes_a_key_where_it_and_the_key_want_different_configs(tmp_path: Path) -> None:
+def test_ranges_meet_where_the_best_config_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but device and compiler is real. The default has 64 rows, which 80 likes and 64 does not."""
-    from worker.tuners.vllm.engine_file import EngineFile, EngineSeeds
+    from worker.tuners.vllm import engine_file
     from worker.tuners.vllm.linear import LinearSource
 
     class Source(LinearSource):
         def compile(self, job: Any, target: Any) -> CompileFacts:
             return CompileFacts(1024, None, 0, repr(job))
 
+    monkeypatch.setattr(engine_file, "LEAST_EXTRA_S", 1e6)
     kit = Kit(tmp_path, {}, search="fast", family="a8w8_blockscale", max_candidates=40)
     kit.measurer.end()
     kit.pool.close()
@@ -265,17 +268,22 @@ def test_an_m_becomes_a_key_where_it_and_the_key_want_different_configs(tmp_path
     measurer.restart()
     context = replace(kit.context, source=source, measurer=measurer, pool=cast("CompilePool", OwnPool(source)))
     shapes = [SpecShape(i, {"M": m, "N": 2112, "K": 7168}) for i, m in enumerate((64, 80, 1), 1)]
-    EngineFile(context, EngineSeeds(source), {"project": "vllm"}).run(shapes)
+    engine_file.EngineFile(context, engine_file.EngineSeeds(source), {"project": "vllm"}).run(shapes)
     measurer.end()
     rows = {m["shape"]: m["row"] for m in kit.messages if m["type"] == "shape_tuned"}
-    found = {i: json.loads(row["triton_config"]) for i, row in rows.items()}
-    ranges = {i: (d["key"], d["first"], d["last"]) for i, d in found.items()}
-    assert ranges == {1: (64, 57, 72), 2: (80, 73, 88), 3: (1, 1, 1)}
-    sizes = {i: d["values"] and (d["values"]["BLOCK_SIZE_M"], d["values"]["BLOCK_SIZE_N"]) for i, d in found.items()}
-    assert sizes == {1: (16, 64), 2: (64, 64), 3: (16, 64)}, "no M is slower, and 80 gets the better columns"
-    assert {p[0] for p in found[1]["points"]} == {57, 64, 72}
-    assert {p[0] for p in found[2]["points"]} == {73, 80, 88}
-    assert found[1]["points"][0][:4] == [64, 1.0, 30.5, 20.0]
+    assert sorted(rows) == [1, 2, 3]
+    assert all(row["us"] < 21 for row in rows.values()), "of the right rows of a tile"
+    records = [PointRecord.from_document(m["point"]) for m in kit.messages if m["type"] == "point_timed"]
+    measured = {record.m for record in records}
+    assert {1, 57, 64, 72, 80} <= measured
+    assert max(measured) <= 80, "only the ranges of the workload's M are measured"
+    ranges = cut_ranges(unite_points(record.point for record in records))
+    values = values_of(records)
+    rows_of_tile = {(r.first, r.last): values[r.config]["BLOCK_SIZE_M"] for r in ranges}
+    assert rows_of_tile[1, 1] == 16
+    ends = {ends: tile for ends, tile in rows_of_tile.items() if ends != (1, 1)}
+    assert {tile for (_, last), tile in ends.items() if last < 75} == {16}
+    assert {tile for (first, _), tile in ends.items() if first >= 75} == {64}
 
 
 class OwnPool:
@@ -365,39 +373,32 @@ def of(records: list[Any], type_: str) -> list[Any]:
     return [r for r in records if r["type"] == type_]
 
 
-def test_a_file_is_tuned_by_ranges_and_its_rows_carry_them(tmp_path: Path) -> None:
+def test_a_file_is_measured_at_many_m_each_with_its_record(tmp_path: Path) -> None:
     root = copied(tmp_path)
     wrong = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 256, "GROUP_SIZE_M": 1, "num_warps": 4}
     (configs(root) / name_of(128, 256)).write_text(json.dumps({"1": {**wrong, "num_stages": 2}, "6": values(64, 128)}))
     code, output, records = run(tmp_path, [5, 1], root=str(root), counts={"5x128x256": 9})
     assert code == 0, output
     tuned = {r["shape"]: r["row"] for r in of(records, "shape_tuned")}
-    documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
-    five, one = documents[1], documents[2]
-    assert all(len(row["triton_config"]) < 2000 for row in tuned.values())
-    assert {(d["project"], d["version"], d["named_by"]) for d in documents.values()} == {("vllm", "0.33.0", "")}
-    assert {d["file"] for d in documents.values()} == {name_of(128, 256)}
-    assert one["device"] == {"name": "NVIDIA H200", "arch": 90}
+    verdicts = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
+    points = {r["point"]["m"]: PointRecord.from_document(r["point"]) for r in of(records, "point_timed")}
+    assert {1, 4, 5, 6} <= set(points), "both ends of a range are measured"
+    assert {p.count for m, p in points.items() if m in (1, 5)} == {1.0, 9.0}
+    assert {p.count for m, p in points.items() if m not in (1, 5)} == {0.0}
+    file = points[5].file
+    assert all(point.file == file for point in points.values())
+    assert (file["project"], file["version"], file["named_by"]) == ("vllm", "0.33.0", "")
+    assert file["file"] == name_of(128, 256)
+    assert file["device"] == {"name": "NVIDIA H200", "arch": 90}
     layer = {"op": "linear", "n": 128, "k": 256, "e": 0, "topk": 0, "dtype": "fp8_w8a8", "block": [128, 128]}
-    assert one["layer"] == layer
-    assert (one["key"], one["first"], one["last"]) == (1, 1, 1)
-    assert one["old"] == [{**wrong, "num_stages": 2}]
-    (point,) = one["points"]
-    assert point[:3] == [1, 1.0, -1.0], "today's is wrong, which no time can outweigh"
-    assert one["values"] is not None
-    assert (point[4:]) == [0.0, 0, ""]
+    assert file["layer"] == layer
+    assert points[1].today == ({**wrong, "num_stages": 2}, -1.0, -1.0, 1.0), "today's is wrong: no time can outweigh it"
+    assert verdicts[2]["values"] is not None
     assert "today's does not run" in tuned[2]["detail"]
     assert {r["row"]["status"] for r in of(records, "row") if r["shape"] == 2} >= {"ok", "wrong"}
-    assert five["key"] in (4, 5)
-    assert five["first"] <= 5 <= five["last"]
-    # the ends are only measured for a config that wins at the workload's M, and it may lose there
-    measured = {p[0]: p[1] for p in five["points"]}
-    with_ends = {**{five[name]: 0 for name in ("first", "key", "last")}, 5: 9}
-    assert measured in ({5: 9}, with_ends)
-    assert measured == with_ends or not five["values"], "a config is proven at both ends"
-    assert all(p[2] > 0 for p in five["points"] if p[0] >= 4), "today's config was measured too"
-    assert values(64, 128) in five["old"]
-    assert tuned[1]["kernelName"] == (tile_config(five["values"] or five["old"][0], "vllm_")).name
+    assert points[5].today.values == values(64, 128)
+    assert points[5].today.us > 0
+    assert tuned[1]["kernelName"] == tile_config(verdicts[1]["values"] or values(64, 128), "vllm_").name
 
 
 def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(tmp_path: Path) -> None:
