@@ -126,7 +126,7 @@ def is_suspicious(state: State, gpu: Gpu) -> bool:
 
 
 def quarantine_for(state: State, slot: Slot, why: str, now: float) -> Quarantine:
-    """The decision to put a slot in quarantine. Its time doubles with each quarantine until the slot tunes something."""
+    """The decision to put a slot in quarantine. Its time doubles each time until the slot tunes something."""
     settings = state.settings
     first_s = settings.cool_down_s if slot.gpu.passed else settings.first_cool_down_s
     seconds = min(settings.max_cool_down_s, first_s * 2.0 ** min(slot.gpu.quarantines, 30))
