@@ -1,8 +1,8 @@
 """Judges the evidence: whether a shape fails, with which result it is settled, and whether a GPU goes into quarantine.
 
 Everything here only reads the state. evidence.py writes the evidence while records are applied, and asks
-`has_enough_evidence` after each change; then the shape awaits its verdict. decide.py asks `next_verdict` for the
-verdicts that are due, and `quarantine_for` for the decision on a slot.
+`has_enough_evidence` after each change; then the shape awaits its verdict. decide.py asks `first_known_verdict`
+for a verdict that needs no wait, `next_verdict` for one that is due, and `quarantine_for` for the decision on a slot.
 
 A shape waits for its verdict because a sick GPU must not condemn it: a fault is proven once its GPU has tuned
 something else since. A GPU that goes into quarantine before that takes its faults back (evidence.py::void_faults).
@@ -62,6 +62,15 @@ def _confirmed_result(shape: Shape) -> Fault | None:
         if fault.blocked and fault.blocked <= frozenset().union(*elsewhere):
             return fault
     return None
+
+
+def first_known_verdict(state: State) -> FailShape | SettleShape:
+    """The first verdict of those in `State.decided`. A shape that has a noisy result does not fail: that settles it."""
+    verdict = next(iter(state.decided.values()))
+    shape = state.shapes[verdict.shape]
+    if isinstance(verdict, FailShape) and shape.noisy:
+        return settle_with_result(shape, verdict.detail)
+    return verdict
 
 
 def next_verdict(state: State, now: float) -> FailShape | SettleShape | None:

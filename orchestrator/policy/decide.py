@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from operator import attrgetter
 
-from orchestrator.events import AskCanary, Decision, FailShape, Quarantine, Send, SettleShape, TakeBack
+from orchestrator.events import AskCanary, Decision, Quarantine, Send, TakeBack
 from orchestrator.policy import blame
 from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, WaitingUnit
 
@@ -31,7 +31,7 @@ def decide(state: State, now: float) -> Decision | None:
     verdicts, quarantines and take-backs.
     """
     if state.decided:
-        return _with_noisy_result(state, next(iter(state.decided.values())))
+        return blame.first_known_verdict(state)
     if state.to_quarantine:
         (node, slot), why = next(iter(state.to_quarantine.items()))
         return blame.quarantine_for(state, state.nodes[node].slots[slot], why, now)
@@ -45,14 +45,6 @@ def decide(state: State, now: float) -> Decision | None:
         attempt = next(iter(state.to_recall))
         return TakeBack(attempt, state.attempts[attempt].node)
     return None if state.stopped else next_work(state)
-
-
-def _with_noisy_result(state: State, verdict: FailShape | SettleShape) -> FailShape | SettleShape:
-    """The verdict, unless it fails a shape that has a noisy result: then that result settles the shape."""
-    shape = state.shapes[verdict.shape]
-    if isinstance(verdict, FailShape) and shape.noisy:
-        return blame.settle_with_result(shape, verdict.detail)
-    return verdict
 
 
 def _next_canary(state: State, now: float) -> AskCanary | Quarantine | None:
