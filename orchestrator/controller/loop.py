@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.controller.context import RunContext
+from orchestrator.controller.context import RunContext, StopLimits
 from orchestrator.controller.lease_lifecycle import LeaseTurn
 from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
-from orchestrator.controller.messages import FromStream, Message, StopLimits, Taken
+from orchestrator.controller.messages import FromStream, Message, Taken
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_reports import NodeReports
 from orchestrator.controller.nodes import NodeRegistry

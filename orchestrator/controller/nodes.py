@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from orchestrator.controller.messages import Timeouts
+from orchestrator.controller.context import Timeouts
 from orchestrator.controller.node import NodeDriver
 from orchestrator.errors import NodeError
 

@@ -9,7 +9,7 @@ from orchestrator.controller.context import RunContext
 from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import BlockedCandidate
+from orchestrator.ledger.blocked import BlockedCandidate
 from orchestrator.results.recheck import kernels_to_check
 from worker.protocol import BlocklistVerdict, InboxName, Spec, SpecShape
 

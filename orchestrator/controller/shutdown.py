@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orchestrator.controller.messages import StopLimits
+from orchestrator.controller.context import StopLimits
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.errors import NodeError

@@ -180,7 +180,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/machines/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
     ),
     Bug(
-        "command-line-unquoted", 10, "orchestrator/transport/base.py",
+        "command-line-unquoted", 10, "orchestrator/transport/commands.py",
         'return "exec " + " ".join(map(quote, argv))',
         'return "exec " + " ".join(f\'"{word}"\' for word in argv)',
         "The shell of a node expands what is in the words of a command.",

@@ -14,9 +14,9 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.controller import leased_nodes
+from orchestrator.controller.context import Timeouts
 from orchestrator.controller.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, MadeNode, Pool, leases_wanted
 from orchestrator.controller.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
-from orchestrator.controller.messages import Timeouts
 from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
 from orchestrator.leases import holder, poller

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller.context import DriveSettings, RunContext
+from orchestrator.controller.context import DriveSettings, RunContext, Timeouts
 from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.loop import Controller
-from orchestrator.controller.messages import FromStream, NodeTakenOver, NodeUp, Timeouts
+from orchestrator.controller.messages import FromStream, NodeTakenOver, NodeUp
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeTroubled
 from orchestrator.inventory.load import parse_inventory
@@ -69,7 +69,9 @@ class NodeInMemory:
 
     def _take(self, spec: Spec) -> None:
         with LedgerReader.open_readonly(self._ledger) as ledger:
-            sent = [json.loads(data)["attempt"] for (data,) in ledger.query("SELECT data FROM journal WHERE type='Send'")]
+            sent = [
+                json.loads(data)["attempt"] for (data,) in ledger.query("SELECT data FROM journal WHERE type='Send'")
+            ]
         if spec.attempt not in sent:
             self.unjournaled.append(spec.attempt)
         name = spec.attempt

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller import nodes
-from orchestrator.controller.messages import Timeouts
+from orchestrator.controller.context import Timeouts
 from orchestrator.controller.nodes import NodeRegistry
 
 
