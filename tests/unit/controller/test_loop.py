@@ -69,16 +69,22 @@ class NodeInMemory:
 
     def _take(self, spec: Spec) -> None:
         with LedgerReader.open_readonly(self._ledger) as ledger:
-            sent = [
-                json.loads(data)["attempt"] for (data,) in ledger.query("SELECT data FROM journal WHERE type='Send'")
-            ]
+            rows = ledger.query("SELECT data FROM journal WHERE type='Send'")
+        sent = [json.loads(data)["attempt"] for (data,) in rows]
         if spec.attempt not in sent:
             self.unjournaled.append(spec.attempt)
         name = spec.attempt
         records = [record("attempt_started", 1.0, attempt=name, group=name, device=DEVICE)]
         if self.works:
             records += [record("shape_tuned", 2.0, attempt=name, shape=s.id, row=ROW) for s in spec.shapes]
-            end = {"outcome": "done", "in_flight": None, "exit": None, "detail": "", "seconds": 1.0, "spent": {}}
+            end: dict[str, Any] = {
+                "outcome": "done",
+                "in_flight": None,
+                "exit": None,
+                "detail": "",
+                "seconds": 1.0,
+                "spent": {},
+            }
             records.append(record("attempt_ended", 3.0, attempt=name, **end))
         self._say(*records)
 
@@ -119,7 +125,7 @@ class LoopRig:
             self.paths, config, inventory, self.ledger, self.policy, self.watcher, 1, DriveSettings(), TIMEOUTS, str
         )
         live_status = LiveStatus(self.policy.state, RunHeader.of(self.ledger, config, {"a": ("0",)}))
-        leases = LeasedNodes([], lambda *_: None, known=[])  # type: ignore[arg-type, return-value]
+        leases = LeasedNodes([], lambda *_: None, known=[])  # type: ignore[arg-type]
         self.loop = Controller(context, live_status, leases, lambda _: [], interrupts=self.interrupts, cancel=False)
         self.node.controller = self.loop
         self.loop.add(self.node)  # type: ignore[arg-type]
