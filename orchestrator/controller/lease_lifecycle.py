@@ -63,7 +63,7 @@ if the machine cannot be used."""
 
 @dataclass(slots=True)
 class LeaseTurn:
-    """What one turn of `LeasedNodes` gives the loop."""
+    """The result of one turn of `LeasedNodes`, for the loop."""
 
     events: list[Event] = field(default_factory=list)
     """For the journal and the policy."""

@@ -156,7 +156,7 @@ class LeasedNodes:
         return any(pool.queued or pool.snapshot is None for pool in self._pools.values())
 
     def details(self) -> list[str]:
-        """Why no lease is ready, in the schedulers' words: a line for each queued lease, and for each pool that asks
+        """Lines on why no lease is ready, in the schedulers' words: for each queued lease, and for each pool that asks
         for no more."""
         sick = f" (in quarantine: {', '.join(sorted(self._sick_hosts))})" if self._sick_hosts else ""
         lines = []

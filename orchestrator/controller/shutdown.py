@@ -28,9 +28,9 @@ class StoppedNode:
     """The result for one node."""
 
     ran: int | None
-    """How many running workers were stopped; None if none was ever started there."""
+    """Running workers that were stopped; None if none was ever started there."""
     left: str = ""
-    """Why some may still run; "" if none does."""
+    """The reason why some may still run; "" if none does."""
 
 
 class Shutdown:

@@ -331,7 +331,7 @@ def lease_of(pod: Json) -> Lease:
 
 
 def _closing(status: Json, metadata: Json) -> str:
-    """Why the pod is about to end, in words; "" if it is not."""
+    """The reason why the pod is about to end, in words; "" if it is not."""
     target = _condition(status, "DisruptionTarget")  # Kubernetes 1.26 and later
     if target.get("status") == "True":
         return _joined(target.get("reason"), target.get("message"))
@@ -339,8 +339,8 @@ def _closing(status: Json, metadata: Json) -> str:
 
 
 def _end(status: Json, terminated: Json, closing: str) -> tuple[str, EndCause]:
-    """Why a pod ended, in words, and the cause. The first of these that is known counts: the reason in the pod's
-    status, what was about to end it, the exit code of our container."""
+    """The reason why a pod ended, in words, and the cause. The first of these that is known counts: the reason in the
+    pod's status, what was about to end it, the exit code of our container."""
     reason = str(status.get("reason") or "")
     code = terminated.get("exitCode")
     words = _joined(reason or terminated.get("reason"), status.get("message") or terminated.get("message"))

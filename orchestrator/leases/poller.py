@@ -38,7 +38,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PoolOrder:
-    """What the scheduler is to do."""
+    """An order to the scheduler."""
 
     number: int
     request: int

@@ -37,7 +37,7 @@ class BlockedCandidate:
     confirmed: bool
     """It was in the node's blocklist already, from two slots."""
     verdict: str | None
-    """What happened on another GPU: `ran`, `faulted`, or None if no other GPU has tried it."""
+    """The end on another GPU: `ran`, `faulted`, or None if no other GPU has tried it."""
     key: tuple[str, ...]
     gpu: str
     """The slot's name for the worker: its GPU's stable id if it has one."""

@@ -49,7 +49,7 @@ def gpus_with_two_names(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts
 
 
 def _describe_shared_gpus(node: Node, other: Node, sentences: Sequence[str]) -> str:
-    """What is wrong with the node, and what to do. `sentences`: each GPU that both nodes have."""
+    """Sentence on what is wrong with the node, and what to do. `sentences`: each GPU that both nodes have."""
     more = f", and {len(sentences) - 1} more" if len(sentences) > 1 else ""
     other_place = f" ({other.origin('name')})" if "name" in other.origins else ""
     return (

@@ -44,7 +44,7 @@ class NodeAnswer:
     workers: tuple[WorkerState, ...] = ()
     facts: NodeFacts | None = None
     error: str = ""
-    """Why it did not answer; "" if it did."""
+    """The reason why it did not answer; "" if it did."""
     slow: bool = False
     """It is reachable, but did not answer in time."""
 

@@ -15,7 +15,7 @@ from orchestrator.inventory.values import MAX_GPU, Gpus
 from orchestrator.machines.facts import Container, Gpu, NodeFacts
 
 Mode = Literal["wait", "skip", "share"]
-"""What a run does about a node that others occupy: wait until it is free, leave it out, or compute beside them."""
+"""The ways to treat a node that others occupy: wait until it is free, leave it out, or compute beside them."""
 DEFAULT: Mode = "wait"
 """A shared GPU gives wrong numbers, and a skipped node is lost for the whole run. Waiting only costs time."""
 BUSY_PCT = 20.0

@@ -94,7 +94,7 @@ def _may_still_be_proven(state: State, shape: Shape) -> bool:
 
 
 def _verdict(state: State, shape: Shape) -> FailShape | SettleShape:
-    """How a shape with enough evidence ends: with a result without the candidates that faulted, or as failed."""
+    """The end of a shape with enough evidence: a result without the candidates that faulted, or a failure."""
     last = shape.faults[-1]
     if shape.noisy:
         return settle_with_result(shape, last.detail or last.reason.message)

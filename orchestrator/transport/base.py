@@ -160,7 +160,7 @@ def connected(transport: AnyTransport) -> Iterator[AnyTransport]:
 
 
 def path_fault(names: Sequence[str]) -> str:
-    """What is wrong with the first bad one of these paths below a folder; "" if all are good."""
+    """Sentence on the first bad one of these paths below a folder; "" if all are good."""
     for name in names:
         parts = name.split("/")
         if "\0" in name or name.startswith("/") or any(p in ("", ".", "..") for p in parts):

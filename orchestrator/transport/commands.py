@@ -1,4 +1,4 @@
-"""What `ssh` and `exec` share: they reach a node by commands alone, so files and renames are commands too.
+"""The common part of `ssh` and `exec`: they reach a node by commands alone, so files and renames are commands too.
 
 Three things are here: quoting for the POSIX shell of a node (`command_line`, `quote`), `CommandTransport`, and the tar
 stream by which it puts files on a node.

@@ -78,7 +78,7 @@ x() {
 echo "$0"
 while IFS= read -r line; do eval "$line"; done
 """
-"""What a kept shell runs. `r` prints an answer, `d` refuses a folder as a file's name. `$n` is a newline, which no
+"""The program of a kept shell. `r` prints an answer, `d` refuses a folder as a file's name. `$n` is a newline, which no
 request can hold. `$0` is a mark: after it the login has printed all that it prints by itself."""
 MAX_BANNER = 64 * 1024
 """Most bytes that a login may print before the shell is ready, and most in a line of an answer."""

@@ -131,7 +131,7 @@ class LoopRig:
         self.loop.add(self.node)  # type: ignore[arg-type]
 
     def journaled(self, kind: type[ev.Record]) -> int:
-        """How many records of a type the journal has."""
+        """The number of records of a type in the journal."""
         return int(self.ledger.query("SELECT count(*) FROM journal WHERE type=?", (kind.__name__,))[0][0])
 
 
