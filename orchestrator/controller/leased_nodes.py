@@ -412,7 +412,7 @@ class LeasedNodes:
 
     def _set_wanted(self, policy: Policy) -> None:
         """Set how many leases each pool is to hold."""
-        places = policy.places_awaited()
+        places = policy.hosts_needed()
         wanted = leases_wanted([*self._pools.values()], policy.backlog_s(), self._other_slots(), places)
         held = Counter(life.pool.name for life in self._lives.values() if life.phase in HELD)
         for name, pool in self._pools.items():
@@ -426,7 +426,7 @@ class LeasedNodes:
         machine, we wait PLACE_S for it."""
         state = policy.state
         settled = state.tuned + state.failed
-        if settled != self._settled or not policy.places_awaited() or state.running:
+        if settled != self._settled or not policy.hosts_needed() or state.running:
             self._last_change = now
             self._settled = settled
         if now - self._last_change >= PLACE_S:

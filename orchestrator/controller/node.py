@@ -1,5 +1,9 @@
 """Drives one node with two threads. They deploy, launch, follow and write, and report to the loop as messages.
 
+The loop calls `start` once, then `put` and `take_back` for each decision and `check_pulse` in each turn, and at the end
+`leave` and `close`. shutdown.py ends the workers before that: `call_again` (only for a node that is not up),
+`bring_home`, `keep_results`, `tidy`.
+
 The reader prepares the node and then reads its stream. After any failure it posts `NodeTroubled`, pauses, and starts
 from the beginning, so the first start and a recovery are the same code. The writer sends specs and control files. A
 *session* counts the preparations. A write for an earlier session is dropped, because the preparation since then has
