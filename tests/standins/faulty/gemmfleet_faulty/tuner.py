@@ -218,7 +218,7 @@ class FaultyTuner(ReplayTuner):
         return super().tune(spec, emit)
 
     def judge(self, spec: Spec) -> None:
-        self._blocklist().judge(spec.refuted, spec.confirmed)
+        self._blocklist().take_verdicts(spec.refuted, spec.confirmed)
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
@@ -235,7 +235,7 @@ class FaultyTuner(ReplayTuner):
         rows: list[Row] = []
         for n, candidate in enumerate(candidates):
             if entry := known.get(identity(candidate)):
-                withheld.append(entry.withheld("blocklist"))
+                withheld.append(entry.as_withheld("blocklist"))
                 continue
             self._strike(fault, n, shape, emit)
             of_it = (f for f in self.faulty.faults if f.of_candidates)
@@ -272,7 +272,7 @@ class FaultyTuner(ReplayTuner):
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
         entry = BlocklistEntry(blocklist.where, spec.family, lost, "fault", how, time.time())
         blocklist.append(entry.as_json())
-        return entry.withheld("attempt")
+        return entry.as_withheld("attempt")
 
 
 def _spoilt(row: Row, kind: str) -> Row:
