@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worker.device import Gauge, text_of
+from worker.conditions import Gauge
+from worker.device import text_of
 from worker.protocol import BlocklistVerdict, Withheld
-from worker.protocol.spec import BAD_ENDS
+from worker.protocol.candidates import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
 
