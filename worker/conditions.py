@@ -60,7 +60,7 @@ class Gauge:
         self._device = ROOT
         """The folder of an AMD GPU."""
         self._asked = 0.0
-        """When nvidia-smi was called last."""
+        """The time of the last call of nvidia-smi."""
         self._kept: dict[str, Any] = {}
         """Its reading."""
 

@@ -76,10 +76,12 @@ class MessageCheck:
             self.in_flight = shape
             self._parked.discard(shape)
             return record(kind, t, attempt=self._spec.attempt, shape=shape)
-        is_in_flight = type(shape) is int and shape == self.in_flight
-        is_parked = type(shape) is int and shape in self._parked
-        if not is_in_flight and (not is_parked or kind == "shape_parked"):
-            raise ProtocolError(f"{kind} of shape {shape!r} while {self.in_flight} was in flight")
+        misplaced = ProtocolError(f"{kind} of shape {shape!r} while {self.in_flight} was in flight")
+        if type(shape) is not int:  # it may be anything, also what cannot be looked up
+            raise misplaced
+        is_in_flight = shape == self.in_flight
+        if not is_in_flight and (shape not in self._parked or kind == "shape_parked"):
+            raise misplaced
         if kind == "shape_parked":
             self._parked.add(shape)
             self.in_flight = None
@@ -183,7 +185,7 @@ class Attempt:
         self._spec = spec
         self._tell = tell
         self._begun: dict[int, float] = {}
-        """When each shape began."""
+        """The time at which each shape began."""
         self._sizes = {shape.id: _describe_sizes(shape) for shape in spec.shapes}
         self._log = log_fd
         self._proc = proc

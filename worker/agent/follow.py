@@ -48,7 +48,7 @@ class Followed:
     """The offset up to which it was sent."""
     fd: int = -1
     error: str = ""
-    """Why it cannot be read any more."""
+    """The reason that it cannot be read any more."""
 
     def open(self) -> None:
         """Open the file if it exists by now. Only a regular file is read."""

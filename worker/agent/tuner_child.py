@@ -1,4 +1,4 @@
-"""What runs in the tuner's process: one tuner, kept between attempts, executes the agent's commands.
+"""The tuner's process from within: one tuner, kept between attempts, executes the agent's commands.
 
 `python -m worker child` calls `serve`. tuner_process.py is the agent's side; it has the commands and messages.
 

@@ -83,7 +83,7 @@ class TunerSupervisor:
         self.proc: TunerProcess | None = None
         """None between processes and while `sick`."""
         self.device: dict[str, Any] = {}
-        """What the tuner's `open` returned: gfx, cu_num, device, versions."""
+        """Returned by the tuner's `open`: gfx, cu_num, device, versions."""
         self.sick = False
 
     def bring_up(self) -> None:

@@ -82,7 +82,7 @@ def is_whole_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """Where a candidate was measured. Evidence counts only for the same image and driver."""
+    """The place where a candidate was measured. Evidence counts only for the same image and driver."""
 
     slot: str
     """The GPU's stable id, else node and slot."""
@@ -100,7 +100,7 @@ class BlocklistEntry:
     family: str
     candidate: CandidateId
     outcome: str
-    """How its process ended: fault, hang or oom."""
+    """The end of its process: fault, hang or oom."""
     detail: str
     t: float
     """Seconds since 1970."""
