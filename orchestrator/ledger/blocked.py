@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.policy.model import Attempt, SlotId, State
-from worker.protocol.spec import MAX_WITHHELD
+from worker.protocol.candidates import MAX_WITHHELD
 
 BLOCKED = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
     FROM withheld"""
