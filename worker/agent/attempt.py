@@ -32,10 +32,10 @@ from worker.protocol import (
     SHAPE_VERDICTS,
     ProtocolError,
     Spec,
+    blocked_records,
     checked_row,
     identity,
     record,
-    withheld_list,
 )
 from worker.text import MAX_DETAIL, clean, tail
 
@@ -101,7 +101,7 @@ class MessageCheck:
 
 def _of_candidates(message: Mapping[str, Any]) -> dict[str, Any]:
     """The optional fields of a shape's end."""
-    entries, more = withheld_list(message.get("withheld") or ())
+    entries, more = blocked_records(message.get("withheld") or ())
     for entry in entries:
         entry["name"], entry["detail"] = clean(entry["name"]), clean(entry["detail"])
     out: dict[str, Any] = {"withheld": entries, "withheld_more": more}

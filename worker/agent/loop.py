@@ -142,7 +142,7 @@ class Agent:
         return True
 
     def _read_verdicts(self) -> None:
-        """Pass the controller's last findings on the blocklist to the tuner; a further spec would have brought them."""
+        """Pass the controller's last verdicts on blocked candidates to the tuner; no further spec brings them."""
         try:
             spec = Spec.loads(read_spec(self._paths.verdicts))
         except FileNotFoundError:

@@ -2,8 +2,8 @@
 
 The agent spawns it, exchanges messages with it, interrupts, kills and reaps it. It leads a session and a process group
 of its own, so that what it forked dies with it, and it dies with the agent. It reads commands on stdin, one a line: `C`
-canary, `P` timed canary, `T <spec>` tune, `V <spec>` verdicts on the blocklist, `A <shape>` the shape's start is on
-record. It writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log.
+canary, `P` timed canary, `T <spec>` tune, `V <spec>` verdicts on blocked candidates, `A <shape>` the shape's start is
+on record. It writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log.
 
 It holds one tuner, kept between attempts. SIGINT ends the running attempt, with the message `interrupted`; between
 attempts it is ignored. An exception of the tuner is a message and no crash; the end of the process by its libraries (a

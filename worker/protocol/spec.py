@@ -1,5 +1,5 @@
 """The input of a worker: `node.json` on its node, and group specs, which hold the shapes of an attempt and the tuner's
-options. Also the candidates in specs (`only`, `refuted`, `confirmed`) and records (`withheld`).
+options. Also the candidates in specs (`only`, `refuted`, `confirmed`) and records (`withheld`: the blocked ones).
 
 A candidate's identity is a list of strings that only the tuner understands. Equal lists are the same candidate in every
 process of an image. Across images, a candidate is the kernel of a table (TableKernel). `key` is the tuner's name for
@@ -18,14 +18,14 @@ from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_o
 
 Identity = tuple[str, ...]
 
-MAX_WITHHELD = 64  # most withheld candidates that a record lists; `withheld_more` counts the others
-MAX_WITHHELD_BYTES = 40 * 1024
+MAX_BLOCKED = 64  # most blocked candidates that a record lists; `withheld_more` counts the others
+MAX_BLOCKED_BYTES = 40 * 1024
 MAX_VERDICTS = 256  # most entries of `refuted` and of `confirmed` in one spec
 MAX_WORDS, MAX_WORD = 64, 400  # limits of one identity or key: strings, and characters of each
 BAD_ENDS = ("fault", "hang", "oom", "error")
 SOURCES = ("attempt", "blocklist")
 _TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
-_WITHHELD_TYPES: dict[str, tuple[type, ...]] = {
+_BLOCKED_TYPES: dict[str, tuple[type, ...]] = {
     "key": (list,),
     "candidate": (list,),
     "outcome": (str,),
@@ -35,8 +35,9 @@ _WITHHELD_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-class Withheld(TypedDict, total=False):
-    """A candidate that an attempt did not measure because it faulted there, or did so before."""
+class BlockedRecord(TypedDict, total=False):
+    """A blocked candidate: an attempt did not measure it because it faulted there, or did so before. The records call
+    the list of them `withheld`."""
 
     key: list[str]
     candidate: list[str]
@@ -47,7 +48,7 @@ class Withheld(TypedDict, total=False):
     slot: str  # stable id of the GPU where it faulted, else node and slot
     image: str
     driver: str
-    source: str  # `attempt`: it faulted in this attempt. `blocklist`: before, and was left out.
+    source: str  # `attempt`: it faulted in this attempt. `blocklist`: before, and was blocked.
     # the fault was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it
     confirmed: bool
 
@@ -66,8 +67,8 @@ def is_wanted(only: Sequence[TableKernel] | None, name: str, split: str | None =
     return only is None or any(k.name == name and split in (None, k.split) for k in only)
 
 
-class BlocklistVerdict(TypedDict, total=False):
-    """Evidence from other slots on an entry of a node's blocklist; `slot` and `t` are the entry's own."""
+class BlockedVerdict(TypedDict, total=False):
+    """Evidence from other slots on a blocked candidate of a node; `slot` and `t` are those of the node's entry."""
 
     family: str
     key: list[str]
@@ -85,12 +86,12 @@ def identity(raw: Any, what: str = "candidate") -> Identity:
     return tuple(raw)
 
 
-def withheld_entry(raw: Any) -> Withheld:
+def blocked_record(raw: Any) -> BlockedRecord:
     """One entry with all its fields, long texts cut. Raises ProtocolError."""
     if not isinstance(raw, Mapping):
         raise ProtocolError("a withheld candidate is not a mapping")
-    given = {name: raw[name] for name in _WITHHELD_TYPES if name in raw}
-    if faults := type_faults(given, _WITHHELD_TYPES, ("key", "candidate")):
+    given = {name: raw[name] for name in _BLOCKED_TYPES if name in raw}
+    if faults := type_faults(given, _BLOCKED_TYPES, ("key", "candidate")):
         raise ProtocolError(f"a withheld candidate: {faults[0]}")
     outcome, source, t = given.get("outcome", "fault"), given.get("source", "attempt"), given.get("t", 0.0)
     if outcome not in BAD_ENDS or source not in SOURCES or not 0 <= t <= 1e12:
@@ -98,23 +99,23 @@ def withheld_entry(raw: Any) -> Withheld:
     out: dict[str, Any] = {n: list(identity(given[n], f"{n} of a withheld candidate")) for n in ("key", "candidate")}
     out |= {name: given.get(name, "")[:most] for name, most in _TEXTS.items()}
     out |= {"outcome": outcome, "source": source, "t": round(float(t), 3), "confirmed": raw.get("confirmed") is True}
-    return cast(Withheld, out)
+    return cast(BlockedRecord, out)
 
 
-def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
+def blocked_records(raw: Any, more: Any = 0) -> tuple[list[BlockedRecord], int]:
     """The entries that a record can hold, each candidate once, and how many more there are. Raises ProtocolError."""
     if not isinstance(raw, (list, tuple)):
         raise ProtocolError("withheld is not a list")
     if type(more) is not int or not 0 <= more < 2**31:
         raise ProtocolError("withheld_more is not a number")
-    known: dict[Identity, Withheld] = {}
-    for entry in map(withheld_entry, raw):
+    known: dict[Identity, BlockedRecord] = {}
+    for entry in map(blocked_record, raw):
         known.setdefault(tuple(entry["candidate"]), entry)
-    kept: list[Withheld] = []
+    kept: list[BlockedRecord] = []
     size = 0
     for entry in known.values():
         size += len(json.dumps(entry))
-        if len(kept) == MAX_WITHHELD or size > MAX_WITHHELD_BYTES:
+        if len(kept) == MAX_BLOCKED or size > MAX_BLOCKED_BYTES:
             break
         kept.append(entry)
     return kept, more + len(known) - len(kept)
@@ -166,10 +167,10 @@ class Spec:
     # For a recheck: shape id (as text) -> the only kernels to measure, each a TableKernel as a mapping. For shapes that
     # are absent, all kernels are measured. A tuner that cannot choose measures all.
     only: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
-    # entries of this node's blocklist whose candidates ran elsewhere: the worker removes them
-    refuted: list[BlocklistVerdict] = field(default_factory=list)
-    # entries of this node's blocklist whose candidates faulted on a second slot too
-    confirmed: list[BlocklistVerdict] = field(default_factory=list)
+    # blocked candidates of this node that ran elsewhere: the worker takes them back
+    refuted: list[BlockedVerdict] = field(default_factory=list)
+    # blocked candidates of this node that faulted on a second slot too
+    confirmed: list[BlockedVerdict] = field(default_factory=list)
 
     def dumps(self) -> bytes:
         """The spec as one line."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from worker.protocol import Row, Spec, Withheld
+from worker.protocol import BlockedRecord, Row, Spec
 
 ALIVE_EVERY_S = 0.2  # seconds; signs of progress closer together than this are dropped
 
@@ -65,18 +65,18 @@ class Emit:
         row: Row,
         *,
         candidate: Sequence[str] | None = None,
-        withheld: Sequence[Withheld] = (),
+        blocked: Sequence[BlockedRecord] = (),
     ) -> None:
         """Report the shape's winner: the tuner is done with the shape.
 
-        `candidate`: the winner's identity. `withheld`: candidates that were left out because they faulted, which makes
+        `candidate`: the winner's identity. `blocked`: candidates not measured because they faulted, which makes
         the attempt incomplete (worker/protocol/spec.py).
         """
-        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, withheld))
+        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, blocked))
 
-    def failed(self, shape_id: int, reason: str, detail: str, *, withheld: Sequence[Withheld] = ()) -> None:
+    def failed(self, shape_id: int, reason: str, detail: str, *, blocked: Sequence[BlockedRecord] = ()) -> None:
         """Report that the shape has no winner; `reason` is one of SHAPE_VERDICTS."""
-        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_of_candidates(None, withheld))
+        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_of_candidates(None, blocked))
 
     def alive(self) -> None:
         """Report progress without a record, so that the watchdog stays quiet."""
@@ -88,10 +88,10 @@ class Emit:
         self._send({"type": type_, **fields})
 
 
-def _of_candidates(candidate: Sequence[str] | None, withheld: Sequence[Withheld]) -> dict[str, Any]:
+def _of_candidates(candidate: Sequence[str] | None, blocked: Sequence[BlockedRecord]) -> dict[str, Any]:
     out: dict[str, Any] = {} if candidate is None else {"candidate": list(candidate)}
-    if withheld:
-        out["withheld"] = list(withheld)
+    if blocked:
+        out["withheld"] = list(blocked)
     return out
 
 
@@ -141,7 +141,7 @@ class Configurable(Protocol):
 
 @runtime_checkable
 class Judging(Protocol):
-    """Optional interface of a tuner with a blocklist. It is called with the spec's `refuted` and `confirmed` if the
-    spec has no work."""
+    """Optional interface of a tuner that blocks candidates. It is called with the spec's `refuted` and `confirmed` if
+    the spec has no work."""
 
     def judge(self, spec: Spec) -> None: ...

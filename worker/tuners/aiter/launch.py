@@ -10,8 +10,8 @@ from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 UNTUNED, TUNED, PROFILE, LOG = "untuned.csv", "tuned.csv", "profile.csv", "tuner.log"
 """Files in the folder of a process: what AITER reads and writes, and what it prints."""
-JOURNAL, LEFT_OUT = "candidates.jsonl", "blocked.jsonl"
-"""Files of the shim in that folder: its records, and the candidates that it leaves out (shim/sitecustomize.py)."""
+JOURNAL, BLOCKED = "candidates.jsonl", "blocked.jsonl"
+"""Files of the shim in that folder: its records, and the blocked candidates (shim/sitecustomize.py)."""
 DEFAULT_BATCH = 4
 """Shapes a batch if the version loses nothing by it: a pool of processes starts for each, 10 to 25 s."""
 LONGEST_TIMEOUT_S = 7 * 24 * 3600

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from worker.text import clean
-from worker.tuners.aiter.blocklist import BlocklistEntry
+from worker.tuners.aiter.blocked import BlockedEntry
 from worker.tuners.aiter.environment import is_switch
 from worker.tuners.aiter.launch import PROFILE, TUNED, UNTUNED, argv
 from worker.tuners.aiter.session import Job
@@ -25,7 +25,7 @@ def command(job: Job, folder: Path) -> list[str]:
     return [sys.executable, *words]
 
 
-def write_repro(job: Job, folder: Path, entry: BlocklistEntry, into: Path) -> Path:
+def write_repro(job: Job, folder: Path, entry: BlockedEntry, into: Path) -> Path:
     """A folder below `into` with the one-row CSV of a process and the command that shows its fault; its path.
 
     The command is AITER's own, without our additions. It measures all candidates of the shape, including this one.

@@ -19,7 +19,7 @@ from typing import Any
 from worker.families import BACKENDS, Family, backend_of
 from worker.protocol import FIELDS, Row
 from worker.text import plural
-from worker.tuners.aiter.blocklist import CandidateId, is_number
+from worker.tuners.aiter.blocked import CandidateId, is_number
 
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "ksplit": "splitK"}
@@ -33,8 +33,8 @@ Keys = Mapping[int, Mapping[str, int | str]]
 
 @dataclass(frozen=True, slots=True)
 class JournalStep:
-    """One record of the shim: a candidate began, ended, or was left out (`blocked`, `skipped`). `shape` is None if the
-    key is not one of our shapes. `said`: AITER's output while the candidate ran."""
+    """One record of the shim: a candidate began, ended, or was not measured (`blocked`, `skipped`). `shape` is None if
+    the key is not one of our shapes. `said`: AITER's output while the candidate ran."""
 
     event: str
     shape: int | None
@@ -247,11 +247,11 @@ class ShapeVerdict:
 
 
 def shape_verdict(
-    family: Family, tuned: Row | None, candidates: Sequence[Row], limit: float, *, chip: str = "", left_out: int = 0
+    family: Family, tuned: Row | None, candidates: Sequence[Row], limit: float, *, chip: str = "", blocked: int = 0
 ) -> ShapeVerdict:
     """AITER's own winner if it is valid, else the best of its candidates, else the reason why there is no winner.
 
-    `chip`: AITER's message that the family is not for this chip, if any. `left_out`: how many candidates were not
+    `chip`: AITER's message that the family is not for this chip, if any. `blocked`: how many candidates were not
     tried because they had faulted before.
     """
     if tuned is not None and not _fault(tuned, limit):
@@ -281,9 +281,9 @@ def shape_verdict(
         words = f"{len(measured)} of {of} ran, none is right: the least error is {shown}, the limit {limit:g}"
         return ShapeVerdict(None, "wrong_result", words)
     errors = sum(r.get("status") == "error" for r in candidates)
-    left_out = min(left_out, errors)
-    words = f"{len(candidates) - errors} cannot take the shape, {errors - left_out} crashed, hung or raised"
-    words += f", {left_out} were left out, for they had faulted before" if left_out else ""
+    blocked = min(blocked, errors)
+    words = f"{len(candidates) - errors} cannot take the shape, {errors - blocked} crashed, hung or raised"
+    words += f", {blocked} were left out, for they had faulted before" if blocked else ""
     return ShapeVerdict(None, "no_candidate", f"none of {of} ran: {words}")
 
 

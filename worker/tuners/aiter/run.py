@@ -18,9 +18,9 @@ from worker.families import legal_cells
 from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import SHAPE_VERDICTS, Row, SpecShape
 from worker.text import clean, plural
-from worker.tuners.aiter.blocklist import LeftOut
+from worker.tuners.aiter.blocked import CandidateChoice
 from worker.tuners.aiter.known_issues import Diagnosis, diagnose, ends_process
-from worker.tuners.aiter.launch import LEFT_OUT, LOG, UNTUNED
+from worker.tuners.aiter.launch import BLOCKED, LOG, UNTUNED
 from worker.tuners.aiter.repro import command
 from worker.tuners.aiter.rows import JournalStep
 from worker.tuners.aiter.session import Job
@@ -70,7 +70,7 @@ class ProcessEnd:
         return f"{text}: last line of its output: {lines[-1][:300]}" if lines else text
 
 
-def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, left_out: LeftOut) -> ProcessEnd:
+def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, choice: CandidateChoice) -> ProcessEnd:
     """Tune the shapes in one process, in a new folder of its own. Raises OSError, ValueError, and TunerFault if AITER
     names another chip: rows are looked up by gfx and cu_num."""
     folder.mkdir(parents=True)
@@ -79,8 +79,8 @@ def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, 
         out = csv.writer(f, lineterminator="\n")
         out.writerow(job.family.to_aiter(job.columns))
         out.writerows([row.get(c, "") for c in job.columns] for row in rows)
-    left_out.write(folder / LEFT_OUT)
-    tracker = ShapeTracker(job, shapes, folder, left_out, emit)
+    choice.write(folder / BLOCKED)
+    tracker = ShapeTracker(job, shapes, folder, choice, emit)
     log = OutputLog(folder / LOG)
     with log.open() as printed:
         process = Child(command(job, folder), env=job.env(folder), cwd=job.image.tree.root, out=printed.fileno())

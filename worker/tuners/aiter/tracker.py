@@ -16,7 +16,7 @@ from pathlib import Path
 
 from worker.protocol import Row, SpecShape
 from worker.text import clean
-from worker.tuners.aiter.blocklist import CandidateId, LeftOut
+from worker.tuners.aiter.blocked import CandidateChoice, CandidateId
 from worker.tuners.aiter.known_issues import CANDIDATE_WARNING, diagnose
 from worker.tuners.aiter.launch import JOURNAL, PROFILE, TUNED
 from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, ShapeVerdict, Tables, shape_verdict, step_row
@@ -85,8 +85,10 @@ class ShapeTracker:
     candidate whose error spoilt the process for those after it. `tables`: the rows that AITER wrote.
     """
 
-    def __init__(self, job: Job, shapes: Sequence[SpecShape], folder: Path, left_out: LeftOut, emit: Emit) -> None:
-        self._job, self._folder, self._left_out, self._emit = job, folder, left_out, emit
+    def __init__(
+        self, job: Job, shapes: Sequence[SpecShape], folder: Path, choice: CandidateChoice, emit: Emit
+    ) -> None:
+        self._job, self._folder, self._choice, self._emit = job, folder, choice, emit
         self._keys = {s.id: s.key for s in shapes}
         self.tables = Tables(job.family, job.columns, self._keys, job.err_ratio)
         self._journal = Journal(folder / JOURNAL, job.columns, self._keys)
@@ -225,7 +227,7 @@ class ShapeTracker:
             rows,
             self._job.err_ratio,
             chip=self._chip,
-            left_out=len([row for row in rows if row.get("detail", "").startswith("left out: ")]),
+            blocked=len([row for row in rows if row.get("detail", "").startswith("left out: ")]),
         )
         if verdict.winner is not None:
             return verdict
@@ -244,14 +246,14 @@ class ShapeTracker:
     def _report(self, shape: int, verdict: ShapeVerdict) -> None:
         """The verdict with what the records have of the candidates beside their times."""
         steps = [step for step in self._journal.ended.get(shape, []) if step.candidate.ident]
-        blocked = [self._left_out.withheld(step.candidate) for step in steps if step.event == "blocked"]
-        withheld = [candidate for candidate in blocked if candidate is not None]
+        blocked = [self._choice.blocked_record(step.candidate) for step in steps if step.event == "blocked"]
+        records = [candidate for candidate in blocked if candidate is not None]
         winner = verdict.winner
         if winner is None:
-            self._emit.failed(shape, verdict.reason, verdict.detail, withheld=withheld)
+            self._emit.failed(shape, verdict.reason, verdict.detail, blocked=records)
             return
         measured = [step.candidate.ident for step in steps if step.event == "end" and self._is(step, winner)]
-        self._emit.tuned(shape, winner, candidate=measured[0] if measured else None, withheld=withheld)
+        self._emit.tuned(shape, winner, candidate=measured[0] if measured else None, blocked=records)
 
     def _is(self, step: JournalStep, row: Row) -> bool:
         """True if a record is this row. A winner of fmoe is a pair of stages, and no record."""
@@ -265,11 +267,11 @@ class ShapeTracker:
             self._job.names.learn(row)
         ours = self._steps_as_rows(shape)
         blocked = [s for s in self._journal.ended.get(shape, []) if s.event == "blocked"]
-        left_out = {_same(self._step_row(s)): self._left_out.why(s.candidate) for s in blocked}
+        reasons = {_same(self._step_row(s)): self._choice.why_blocked(s.candidate) for s in blocked}
         for row in rows:
-            if row["us"] <= 0 and _same(row) in left_out:
-                row["detail"] = left_out[_same(row)]
-        if self._left_out.only:  # AITER counts what was not requested as crashed
+            if row["us"] <= 0 and _same(row) in reasons:
+                row["detail"] = reasons[_same(row)]
+        if self._choice.only:  # AITER counts what was not requested as crashed
             known = {_same(r) for r in ours}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         if rows and self._job.family.two_stages:  # AITER lists the right kernels alone, as pairs
@@ -285,7 +287,7 @@ class ShapeTracker:
         return rows
 
     def _step_row(self, step: JournalStep) -> Row:
-        why = self._left_out.why(step.candidate) if step.event == "blocked" else ""
+        why = self._choice.why_blocked(step.candidate) if step.event == "blocked" else ""
         return step_row(self._job.family, step, self._job.err_ratio, self._job.names, why)
 
 

@@ -20,7 +20,7 @@ from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.adapted_tree import Applied
-from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
+from worker.tuners.aiter.blocked import MAX_FAULTS, BlockedEntry, CandidateChoice, chosen_candidates
 from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.image import inspect_image
 from worker.tuners.aiter.repro import REPRO, write_repro
@@ -142,8 +142,8 @@ class AiterTuner:
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
     def judge(self, spec: Spec) -> None:
-        """Take in what became of the blocklist's candidates on other slots."""
-        self._session.blocklist.judge(spec.refuted, spec.confirmed)
+        """Take in what became of the blocked candidates on other slots."""
+        self._session.blocked.judge(spec.refuted, spec.confirmed)
 
     def _build(self, job: Job, alive: Callable[[], None]) -> None:
         """Have the family's modules in the slot's folder: copied, or built once for the node with a tiny shape.
@@ -194,23 +194,23 @@ class Measuring:
     repro: Path | None = None
     when: str = ""
     _processes: int = field(default=0, init=False)
-    _lost: list[BlocklistEntry] = field(default_factory=list, init=False)
+    _lost: list[BlockedEntry] = field(default_factory=list, init=False)
 
     def tune(self, shapes: Sequence[SpecShape], *, isolate: bool, only: Sequence[Mapping[str, Any]] = ()) -> None:
         """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, if that is known.
 
-        `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: see
-        LeftOut.
+        `isolate`: a candidate that ends the process of a single shape is blocked, and the shape goes on. `only`: see
+        CandidateChoice.
         """
-        blocked = {} if self.when else self.session.blocklist.in_force(self.job.family.name)
-        left_out = LeftOut(blocked, only=only)
+        blocked = {} if self.when else self.session.blocked.in_force(self.job.family.name)
+        choice = CandidateChoice(blocked, only=only)
         may_isolate = isolate and len(shapes) == 1
         left = list(shapes)
         faults = 0
         while left:
             self._processes += 1
             folder = self.folder / f"aiter-{self._processes}"
-            end = run_shapes(self.job, left, folder, self.emit, left_out)
+            end = run_shapes(self.job, left, folder, self.emit, choice)
             left = [shape for shape in left if shape.id in end.left]
             if not left:
                 return
@@ -219,16 +219,16 @@ class Measuring:
                     return
                 raise _fault_without_result(end, len(left))
             faults += 1
-            more_left_out = None
+            next_choice = None
             if may_isolate and faults <= MAX_FAULTS:
-                more_left_out = self._isolated(end, folder, left_out)
-            if more_left_out is None:
+                next_choice = self._isolated(end, folder, choice)
+            if next_choice is None:
                 self._keep_rows(end)
                 text = end.told(self.when)
                 if faults > 1:
                     text += f"; the {faults}. candidate of this shape that ended its process"
                 raise TunerFault(_outcome(end), text)
-            left_out = more_left_out
+            choice = next_choice
 
     def _keep_rows(self, end: ProcessEnd) -> None:
         """Report what was measured of the shape in flight when the process broke off."""
@@ -243,16 +243,16 @@ class Measuring:
             text = f"{plural(len(self._lost), 'candidate')} ended the process and none ran; the last: {last.detail}"
             raise TunerFault(last.outcome, f"{text} ({self.when})")
 
-    def _isolated(self, end: ProcessEnd, folder: Path, left_out: LeftOut) -> LeftOut | None:
-        """Candidates to leave out next, the one at work and recorded among them; None if it is unknown. Raises
+    def _isolated(self, end: ProcessEnd, folder: Path, choice: CandidateChoice) -> CandidateChoice | None:
+        """The choice with the candidate at work blocked and recorded; None if that one is unknown. Raises
         TunerFault if the slot fails its canary."""
-        if end.step is None or end.step.candidate in left_out.entries or end.current is None:
+        if end.step is None or end.step.candidate in choice.blocked or end.current is None:
             return None
         ok, _, text = self.canary()
         if not ok:
             raise TunerFault(end.how, f"{end.told(self.when)}; after it the canary failed: {text}")
-        entry = BlocklistEntry(
-            self.session.blocklist.where,
+        entry = BlockedEntry(
+            self.session.blocked.where,
             self.job.family.name,
             end.step.candidate,
             _outcome(end),
@@ -260,16 +260,16 @@ class Measuring:
             time.time(),
         )
         if not self.when:  # a shape of our own proves nothing for a user's
-            self.session.blocklist.append(entry.as_json())
+            self.session.blocked.append(entry.as_json())
         self._lost.append(entry)
         if self.when and len(self._lost) >= HOPELESS:
             self.check_tiny(measured=any(r["us"] > 0 for r in end.partial))
         repro = write_repro(self.job, folder, entry, self.repro or self.folder / REPRO)
-        made = left_out.and_(entry, self.shown + repro.name)
+        next_choice = choice.with_blocked(entry, self.shown + repro.name)
         of = " of a tiny shape" if self.when else ""
-        say(f"candidate {entry.candidate.describe()}{of} is left out ({made.why(entry.candidate)})")
+        say(f"candidate {entry.candidate.describe()}{of} is left out ({next_choice.why_blocked(entry.candidate)})")
         self.emit.parked(end.current)
-        return made
+        return next_choice
 
 
 def _fault_without_result(end: ProcessEnd, shapes: int) -> TunerFault:

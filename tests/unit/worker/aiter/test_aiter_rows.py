@@ -8,7 +8,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.protocol import Row
-from worker.tuners.aiter.blocklist import CandidateId
+from worker.tuners.aiter.blocked import CandidateId
 from worker.tuners.aiter.rows import JournalStep, KernelNames, Tables, shape_verdict, step_row, to_row
 
 A4W4, FMOE = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"]

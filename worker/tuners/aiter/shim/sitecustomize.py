@@ -4,7 +4,7 @@ AITER's pool does not say which candidate it is measuring, and a candidate that 
 its shape with it. This shim wraps the function of `aiter.utility.mp_tuner` that measures a candidate, outside the timed
 part. We put it on the path only if that function has the expected form (worker/tuners/aiter/findings.py); if anything
 is unexpected at run time, the shim does nothing. GEMMFLEET_AITER_WATCH is the folder with its files: the journal, and
-the candidates to leave out. It uses only the standard library, and nothing of gemmfleet.
+the candidates that are blocked. It uses only the standard library, and nothing of gemmfleet.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Choice:
         except (OSError, ValueError, KeyError, TypeError):
             pass
 
-    def left_out(self, key: list[str], candidate: list[str]) -> str:
-        """The journal's word for why it is left out, "" where it is to be measured."""
+    def why_skipped(self, key: list[str], candidate: list[str]) -> str:
+        """The journal's word for why it is not measured, "" if it is to be measured."""
         if (key, candidate) in self.blocked:
             return "blocked"
         for sizes, only in self.only:
@@ -109,7 +109,7 @@ def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
             key, candidate = describe(info)
         except Exception:  # noqa: BLE001 - whatever it is, the tuner is not to notice
             return inner(*args, **kwargs)
-        if word := choice.left_out(key, candidate):
+        if word := choice.why_skipped(key, candidate):
             journal.say(event=word, key=key, candidate=candidate)
             return info, float("inf"), 1.0
         journal.say(event="begin", key=key, candidate=candidate)

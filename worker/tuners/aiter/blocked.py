@@ -1,9 +1,10 @@
-"""Candidates that a process does not measure: those that ended one before, and in a recheck all but a table's kernels.
+"""Candidates that a process does not measure: blocked ones, and in a recheck all but a table's kernels.
 
-A node keeps a list of candidates that ended their process. A fault is evidence about a candidate on one slot with one
-image and driver. So an entry is used by that slot alone, until EXPIRES_S after it. One that a second slot confirmed is
-used by all slots of that image and driver; one that was refuted (the candidate ran elsewhere) is taken back. The file
-is one JSON object a line, append-only: an entry, or a verdict on earlier entries (`refuted`, `confirmed`).
+A candidate that ended its process is blocked: the node keeps it in the file `blocklist.jsonl`. A fault is evidence
+about a candidate on one slot with one image and driver. So an entry blocks on that slot alone, until EXPIRES_S after
+it. One that a second slot confirmed blocks on all slots of that image and driver; one that ran elsewhere is taken
+back. The file is one JSON object a line, append-only: an entry (BlockedEntry.as_json), or a verdict on earlier entries
+(`"word": "refuted"`, the candidate ran elsewhere, or `"confirmed"`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from worker.aiter_tree.kernels import PLACES, KernelLists
 from worker.device import Gauge, text_of
-from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
+from worker.protocol import BlockedRecord, BlockedVerdict, Spec, TableKernel
 from worker.protocol.spec import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
@@ -64,7 +65,7 @@ class SlotIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class BlocklistEntry:
+class BlockedEntry:
     """A candidate that ended its process on a slot that proved healthy after it."""
 
     where: SlotIdentity
@@ -76,7 +77,7 @@ class BlocklistEntry:
     confirmed: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """A line of the list."""
+        """A line of the node's file."""
         return {
             "t": round(self.t, 3),
             "slot": self.where.slot,
@@ -90,9 +91,9 @@ class BlocklistEntry:
             "confirmed": self.confirmed,
         }
 
-    def withheld(self, source: str) -> Withheld:
-        """Entry of the list in a record of a shape's end."""
-        return Withheld(
+    def to_record(self, source: str) -> BlockedRecord:
+        """The entry in a record of a shape's end."""
+        return BlockedRecord(
             key=list(self.candidate.key),
             candidate=list(self.candidate.ident),
             name=self.candidate.describe(),
@@ -107,20 +108,20 @@ class BlocklistEntry:
         )
 
     def used_by(self, where: SlotIdentity, now: float) -> bool:
-        """True if a slot leaves the candidate out on this evidence."""
+        """True if the candidate is blocked on a slot by this evidence."""
         if (self.where.image, self.where.driver) != (where.image, where.driver):
             return False
         return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
 
 
-def current_entries(path: Path) -> list[BlocklistEntry]:
-    """The entries of a list that stand, each candidate of a slot once; a broken line is passed over."""
+def current_entries(path: Path) -> list[BlockedEntry]:
+    """The entries of a file that stand, each candidate of a slot once; a broken line is passed over."""
     try:
         with open(path, "rb") as f:
             lines = f.read(MAX_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
-    out: dict[tuple[str, CandidateId, str], BlocklistEntry] = {}
+    out: dict[tuple[str, CandidateId, str], BlockedEntry] = {}
     for line in lines:
         try:
             raw = json.loads(line)
@@ -135,7 +136,7 @@ def current_entries(path: Path) -> list[BlocklistEntry]:
             where = SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", "")))
             known, outcome, detail = at in out and out[at].confirmed, str(raw["outcome"]), str(raw["detail"])
             confirmed = known or raw.get("confirmed") is True
-            out[at] = BlocklistEntry(where, at[0], candidate, outcome, detail, float(raw["t"]), confirmed)
+            out[at] = BlockedEntry(where, at[0], candidate, outcome, detail, float(raw["t"]), confirmed)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return list(out.values())
@@ -151,20 +152,20 @@ MAX_FAULTS = 40
 itself after each."""
 
 
-class Blocklist:
-    """The list of one image and chip, as one slot uses it."""
+class BlockedCandidates:
+    """The node's blocked candidates for one image and chip, as one slot uses them."""
 
     def __init__(self, path: Path, where: SlotIdentity) -> None:
         self._path = path
         self.where = where
 
-    def in_force(self, family: str) -> dict[CandidateId, BlocklistEntry]:
-        """Candidates of the family that this slot leaves out, and on what evidence."""
+    def in_force(self, family: str) -> dict[CandidateId, BlockedEntry]:
+        """Candidates of the family that are blocked on this slot, and on what evidence."""
         now = time.time()
         found = (e for e in current_entries(self._path) if e.family == family and e.used_by(self.where, now))
         return {e.candidate: e for e in found}
 
-    def judge(self, refuted: Sequence[BlocklistVerdict], confirmed: Sequence[BlocklistVerdict]) -> None:
+    def judge(self, refuted: Sequence[BlockedVerdict], confirmed: Sequence[BlockedVerdict]) -> None:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
         for kind, verdicts in (("refuted", refuted), ("confirmed", confirmed)):
             for v in verdicts:
@@ -193,25 +194,28 @@ def driver_version() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Candidates that are not measured. `reproductions`: of those that ended a process of this attempt. `only`: shapes
-    of which only some candidates are measured (chosen_candidates)."""
+class CandidateChoice:
+    """The candidates that an AITER process measures: all but the blocked ones; and of some shapes only those requested.
 
-    entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
+    `reproductions`: of the blocked ones that ended a process of this attempt. `only`: shapes of which only some
+    candidates are measured (chosen_candidates).
+    """
+
+    blocked: Mapping[CandidateId, BlockedEntry] = field(default_factory=dict)
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
     only: Sequence[Mapping[str, Any]] = ()
 
-    def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
+    def with_blocked(self, entry: BlockedEntry, reproduction: str) -> CandidateChoice:
         """Copy with one more candidate, which ended a process just now."""
         return replace(
             self,
-            entries={**self.entries, entry.candidate: entry},
+            blocked={**self.blocked, entry.candidate: entry},
             reproductions={**self.reproductions, entry.candidate: reproduction},
         )
 
-    def why(self, candidate: CandidateId) -> str:
-        """The reason, for its row; "" if it is not left out."""
-        entry = self.entries.get(candidate)
+    def why_blocked(self, candidate: CandidateId) -> str:
+        """The reason, for its row; "" if it is not blocked."""
+        entry = self.blocked.get(candidate)
         if entry is None:
             return ""
         if candidate in self.reproductions:
@@ -220,16 +224,16 @@ class LeftOut:
         where = "on two slots" if entry.confirmed else "on this slot"
         return f"left out: {entry.outcome} {where} with this image before ({entry.detail})"
 
-    def withheld(self, candidate: CandidateId) -> Withheld | None:
-        """Its entry in the record of its shape's end; None if it is not left out."""
-        entry = self.entries.get(candidate)
+    def blocked_record(self, candidate: CandidateId) -> BlockedRecord | None:
+        """Its entry in the record of its shape's end; None if it is not blocked."""
+        entry = self.blocked.get(candidate)
         if entry is None:
             return None
-        return entry.withheld("attempt" if candidate in self.reproductions else "blocklist")
+        return entry.to_record("attempt" if candidate in self.reproductions else "blocklist")
 
     def write(self, path: Path) -> None:
         """The file that the shim reads."""
-        lines = [*(c.as_json() for c in self.entries), *self.only]
+        lines = [*(c.as_json() for c in self.blocked), *self.only]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
