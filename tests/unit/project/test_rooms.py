@@ -48,7 +48,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
     "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
-    "worker.tuners.common": (*BASE, "worker", "worker.device"),
+    "worker.tuners.common": (*BASE, "worker", "worker.device", "worker.process"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.search": (*ON_A_NODE, "worker.process", "worker.triton_configs"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
