@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.locate import imported_package
-from worker.bench.runner import BackendRunner, Refused
+from worker.bench.runner import BackendRunner
 from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
@@ -26,13 +26,13 @@ from worker.protocol.bench import HARMLESS, Options, Side, fetch, mean_of_runs, 
 from worker.tuners.aiter.environment import chip_variables, inventory_switches
 from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
+from worker.tuners.common.helper_process import HelperError
 from worker.tuners.common.problem import figure
 
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
 PROBE = ""
 """The runner without a backend: it describes the side, and runs the canary."""
-START_S = 240.0
 
 
 class BenchTuner:
@@ -60,8 +60,8 @@ class BenchTuner:
         stacks: dict[str, Any] = {}
         for side in options.sides:
             probe = self._runner(side, PROBE, options, "")
-            with contextlib.suppress(Refused):
-                probe.start(START_S)
+            with contextlib.suppress(HelperError):
+                probe.start()
             stacks[side.name or "here"] = {**probe.facts, "python_path": side.python, **_given(side)}
             if probe.gone:
                 stacks[side.name or "here"]["unavailable"] = probe.gone
@@ -71,8 +71,8 @@ class BenchTuner:
         for side in options.sides:
             for name in options.backends or self._usual:
                 if not name.startswith("aiter"):  # which waits for the family
-                    with contextlib.suppress(Refused):  # its rows will have the reason
-                        self._runner(side, name, options, "").start(START_S)
+                    with contextlib.suppress(HelperError):  # its rows will have the reason
+                        self._runner(side, name, options, "").start()
         return {**{k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}, "bench": stacks}
 
     def canary(self) -> tuple[bool, float, str]:
@@ -81,7 +81,7 @@ class BenchTuner:
             if runner.name == PROBE and not runner.gone:
                 try:
                     answer = runner.ask({"do": "canary"}, 100.0)
-                except Refused as e:
+                except HelperError as e:
                     return False, -1.0, str(e)
                 finally:
                     runner.close()
@@ -153,7 +153,7 @@ class ShapeBench:
         key, err_ratio = self._shape.key, self._spec.err_ratio
         try:
             answer = runner.prepare(self._spec.family, key, err_ratio, self._quiet_s, self._emit.alive)
-        except Refused as e:
+        except HelperError as e:
             self._refuse(runner, e)
             return
         self._prepared[runner] = answer
@@ -173,7 +173,7 @@ class ShapeBench:
     def _measure_once(self, runner: BackendRunner) -> None:
         try:
             answer = runner.sample(self._quiet_s, self._emit.alive)
-        except Refused as e:
+        except HelperError as e:
             self._refuse(runner, e)
             return
         us = float(answer["us"])
@@ -184,7 +184,7 @@ class ShapeBench:
         row = _row(runner, self._options, facts, us, answer["spread"], answer["samples"], run=run)
         self._emit.row(self._shape.id, row)
 
-    def _refuse(self, runner: BackendRunner, e: Refused) -> None:
+    def _refuse(self, runner: BackendRunner, e: HelperError) -> None:
         self._times_us.pop(runner, None)
         facts = self._prepared.pop(runner, None)
         row = _row(runner, self._options, facts, run=0, status=e.status, detail=str(e)[:1500])

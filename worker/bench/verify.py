@@ -12,10 +12,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from worker.bench.runner import BackendRunner, Refused
+from worker.bench.runner import BackendRunner
 from worker.families import FAMILIES
 from worker.protocol.bench import HARMLESS, Options, Side
 from worker.tuners.aiter.session import BUILD_QUIET_S
+from worker.tuners.common.helper_process import HelperError
 
 _STATUS = {"wrong": "MISMATCH", **dict.fromkeys(HARMLESS, "UNSUPPORTED")}
 
@@ -30,7 +31,7 @@ def main(name: str, table: Path) -> None:
             try:
                 runner.prepare(name, key, family.aiter.err_ratio, BUILD_QUIET_S, lambda: None)
                 us = f"{runner.sample(BUILD_QUIET_S, lambda: None)['us']:.2f}"
-            except Refused as e:
+            except HelperError as e:
                 status, why = _STATUS.get(e.status, "ERROR"), f"\nreason: {' '.join(str(e).split())}"
             print(f"({', '.join(key.values())}) | {us} | {status}{why}", flush=True)
 
