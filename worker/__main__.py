@@ -103,7 +103,7 @@ def _probe(args: argparse.Namespace) -> int:
     from worker.device import identify
 
     facts = {**identify(), **software.installed()}
-    if aiter := software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else ""):
+    if aiter := software.aiter_trees(facts["gfx"] if facts["gfx"].startswith("gfx") else ""):
         facts["aiter"] = aiter
     print(json.dumps(facts, indent=None if args.json else 1))
     return 0

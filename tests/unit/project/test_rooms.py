@@ -152,7 +152,8 @@ import worker
 for module in pkgutil.walk_packages(worker.__path__, "worker.", onerror=lambda name: None):
     tuner = module.name.split(".")[2:] if module.name.startswith("worker.tuners.") else []
     if tuner[:1] in ([], ["base"], ["catalog"], ["replay"]) and module.name not in (
-        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.__main__"
+        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.bench.inputs",
+        "worker.__main__",
     ):
         importlib.import_module(module.name)
 import worker.__main__

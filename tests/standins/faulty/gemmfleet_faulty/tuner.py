@@ -218,7 +218,7 @@ class FaultyTuner(ReplayTuner):
         return super().tune(spec, emit)
 
     def judge(self, spec: Spec) -> None:
-        self._blocked().judge(spec.refuted, spec.confirmed)
+        self._blocked().take_verdicts(spec.refuted, spec.confirmed)
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)

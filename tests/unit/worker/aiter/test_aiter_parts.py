@@ -19,7 +19,8 @@ from tests.support.aiterbuild import CK2, tree
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
-from worker.tuners.aiter.blocked import BlockedEntry, CandidateChoice, CandidateId, SlotIdentity, chosen_candidates
+from worker.tuners.aiter.blocked import BlockedEntry, CandidateId, SlotIdentity
+from worker.tuners.aiter.choice import CandidateChoice, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
 from worker.tuners.aiter.modules import clear_stale_locks
 
