@@ -22,9 +22,7 @@ from typing import Any
 import torch
 
 from worker.aiter_tree.locate import NotATreeError, ScratchTree, Tree, choose
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
 from worker.bench.config_set import config_read, tree_with_configs
-from worker.bench.inputs import Inputs
 from worker.bench.measuring import Backend, BoundCase, Call
 from worker.bench.torch_backend import TorchBackend
 from worker.families import FAMILIES
@@ -32,7 +30,9 @@ from worker.protocol.bench import BenchOptions
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.resolve import CONFIGS
 from worker.tuners.common.calls import arguments_of, find_function
+from worker.tuners.common.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
 from worker.tuners.common.device import Device
+from worker.tuners.common.inputs import Inputs
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 
 BATCHED_OPS = {

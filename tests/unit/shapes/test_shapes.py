@@ -18,8 +18,8 @@ from orchestrator.shapes.reader import MAX_BYTES, family_of_list, read_shapes, u
 from tests.paths import ROOT
 from tests.support.marks import drawn
 from tests.unit.worker.test_families import TABLES
-from worker.bench.case import case_of
 from worker.families import BATCHED, FAMILIES, Column, Family
+from worker.tuners.common.case import case_of
 
 A4W4 = get_family("a4w4_blockscale")
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from worker.bench.case import Case
-from worker.bench.inputs import Inputs, needed_bytes
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.problem import KindProblem, family_of, problem_of
 from worker.tuners.aiter_triton.wrapper import Wrapper, enter_tree
+from worker.tuners.common.case import Case
+from worker.tuners.common.inputs import Inputs, needed_bytes
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 from worker.tuners.search.compiling import compiling, facts_of, untouched_tensors
 from worker.tuners.search.source import Call, CompileFacts, KernelSource

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from worker.bench.backends import plain_operands
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
-from worker.bench.inputs import Inputs
 from worker.triton_configs.engine_modules import replaced
 from worker.triton_configs.kinds import Caller, ConfigKind
 from worker.tuners.common.calls import arguments_of, find_function
+from worker.tuners.common.case import BLOCK8, MX4, PRE4, PRE8, Case
+from worker.tuners.common.inputs import Inputs
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError
 from worker.tuners.search.compiling import compile_for
 from worker.tuners.search.target import Target

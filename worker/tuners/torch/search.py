@@ -34,12 +34,11 @@ from worker.tuners.common.measure import (
 )
 from worker.tuners.common.operands import (
     CHUNK_BYTES,
-    copies,
+    count_copies,
+    draw_bias,
     draw_rows,
     error_ratio,
-    float_of,
     generator,
-    levels,
     poison,
     unpack_codes,
     w_exponent,
@@ -91,7 +90,7 @@ class Weights:
             free = self.available()
             if size * 1.1 > free:
                 raise MemoryError(f"layout {name} of W needs {byte_words(size)}, {byte_words(free)} are available")
-            count = max(1, min(copies(size, self.rotate_bytes), free // 4 // size))
+            count = count_copies(size, self.rotate_bytes, room=free // 4 // size)
             first = _stored(self.problem, self.master, name)
             self._layouts[name] = [first] + [tuple(t.clone() for t in first) for _ in range(count - 1)]
         return self._layouts[name]
@@ -112,9 +111,10 @@ class Operands:
         """Draw X (and the bias) by the whole problem."""
         draw = generator(weights.device, "X", p)
         size = max(1, p.x_bytes + p.scale_bytes)
-        count = min(copies(size + p.w_bytes, weights.rotate_bytes), max(1, weights.available() // 8 // size))
+        room = weights.available() // 8 // size
+        count = count_copies(size + p.w_bytes, weights.rotate_bytes, room)
         xs = [_operand(draw_rows(p.scale, p.dtype, (p.m,), p.k, 0, draw)) for _ in range(1 + count)]
-        bias = levels((p.n,), draw).to(float_of(p.dtype)).mul_(2.0**-7) if p.bias else None
+        bias = draw_bias(p.n, p.dtype, draw) if p.bias else None
         return cls(p, weights, xs[0], xs[1:], bias)
 
     def reference(self, tick: Callable[[], None]) -> torch.Tensor:
