@@ -120,6 +120,23 @@ class Inputs:
         return list(scale)
 
 
+Operands = dict[str, Any]
+"""Operands by role (calls.py, ROLES): x, w, xs, ws (scales, or None) and bias."""
+
+
+def stored_operands(inputs: Inputs) -> Operands:
+    """Operands as they were drawn."""
+    return {"x": inputs.x, "w": inputs.w, "xs": inputs.xs, "ws": inputs.ws, "bias": inputs.bias}
+
+
+def plain_operands(inputs: Inputs) -> Operands:
+    """Operands as AITER's Triton wrappers take them: the row scales of W lie along N."""
+    operands = stored_operands(inputs)
+    if inputs.ws is not None and inputs.case.format == ROW8:
+        operands["ws"] = inputs.ws.transpose(-1, -2).contiguous()
+    return operands
+
+
 def needed_bytes(case: Case) -> int:
     """Least memory of a case: operands twice, output, and float32 of everything for the reference."""
     return 2 * case.moved_bytes + 4 * (case.m * case.k + case.n * case.k + max(1, case.b) * case.m * case.n)
