@@ -27,7 +27,7 @@ from orchestrator.policy.settings import PolicySettings
 from orchestrator.tables.decision import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
-from worker.protocol.spec import MAX_BLOCKED
+from worker.protocol.candidates import MAX_BLOCKED
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,16 @@
 Standard library only. The controller imports this package; the worker imports nothing of the controller's.
 """
 
+from worker.protocol.candidates import (
+    MAX_BLOCKED,
+    MAX_VERDICTS,
+    BlockedRecord,
+    BlockedVerdict,
+    TableKernel,
+    blocked_records,
+    identity,
+    is_wanted,
+)
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
@@ -17,7 +27,7 @@ from worker.protocol.records import (
     ProtocolError,
     Row,
     checked_row,
-    evidence,
+    hardware_evidence,
     is_wrong,
     parse_record,
     record,
@@ -26,18 +36,10 @@ from worker.protocol.spec import (
     CPUS,
     DEVICE_LOCK,
     DEVICE_SHARED,
-    MAX_BLOCKED,
     MAX_SPEC_BYTES,
-    MAX_VERDICTS,
-    BlockedRecord,
-    BlockedVerdict,
     NodeConfig,
     Spec,
     SpecShape,
-    TableKernel,
-    blocked_records,
-    identity,
-    is_wanted,
 )
 
 __all__ = [
@@ -73,7 +75,7 @@ __all__ = [
     "TableKernel",
     "blocked_records",
     "checked_row",
-    "evidence",
+    "hardware_evidence",
     "identity",
     "is_wanted",
     "is_wrong",

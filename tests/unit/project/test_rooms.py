@@ -33,7 +33,7 @@ BASE = (
     "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
     "worker.tuners.catalog",
 )  # fmt: skip
-ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
+ON_A_NODE = (*BASE, "worker", "worker.device", "worker.conditions", "worker.tuners.common")
 WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
@@ -44,6 +44,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.aiter_tree": ("worker.families", "worker.foreign", "worker.text"),
     "worker.triton_configs": ("worker.foreign", "worker.text"),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),
+    "worker.conditions": ("worker.device",),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worker.device import Gauge, text_of
+from worker.conditions import Gauge
+from worker.device import text_of
 from worker.protocol import BlockedRecord, BlockedVerdict
-from worker.protocol.spec import BAD_ENDS
+from worker.protocol.candidates import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
 
@@ -81,7 +82,7 @@ def is_whole_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """Where a candidate was measured. Evidence counts only for the same image and driver."""
+    """The place where a candidate was measured. Evidence counts only for the same image and driver."""
 
     slot: str
     """The GPU's stable id, else node and slot."""
@@ -99,7 +100,7 @@ class BlockedEntry:
     family: str
     candidate: CandidateId
     outcome: str
-    """How its process ended: fault, hang or oom."""
+    """The end of its process: fault, hang or oom."""
     detail: str
     t: float
     """Seconds since 1970."""

@@ -1,4 +1,4 @@
-"""Which candidates one AITER process measures: all but the blocked ones, and in a recheck only a table's kernels.
+"""The candidates that one AITER process measures: all but the blocked ones; in a recheck only a table's kernels.
 
 run.py writes the choice into the folder of the process (`CandidateChoice.write`), where the shim reads it, a JSON
 object a line (shim/sitecustomize.py leaves the others out):

@@ -41,7 +41,7 @@ COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdc
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a process ended, and what it leaves."""
+    """The end of a process, and what it leaves."""
 
     how: str
     """done, fault, hang, oom or error."""

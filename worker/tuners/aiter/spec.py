@@ -99,7 +99,7 @@ def _parse(options: Mapping[str, Any]) -> object:
 
 
 def risk(family: str, key: Mapping[str, int | str]) -> str:
-    """Why a kernel of AITER may fault on a shape (`Family.risks`), in words; "" if nothing is known.
+    """The reason that a kernel of AITER may fault on a shape (`Family.risks`); "" if none is known.
 
     Such shapes are tuned all the same, but in groups of their own, so that a fault takes little along.
     """

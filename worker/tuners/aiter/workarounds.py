@@ -62,7 +62,7 @@ class Workaround:
     source: str
     """The commits of ROCm/aiter that brought and mended the fault."""
     families: tuple[str, ...] = ()
-    """Whose runs it is for; empty for all."""
+    """The families whose runs it is for; empty for all."""
     only_padded_k: bool = False
     """Only for shapes whose K has to be padded (Family.aiter.pads_k_to)."""
 

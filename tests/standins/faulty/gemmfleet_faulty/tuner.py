@@ -1,6 +1,6 @@
 """Tuner `faulty`: the tuner `replay` with real faults, for tests.
 
-Options beyond those of `replay`:
+ReplayOptions beyond those of `replay`:
 
 - `faults`: a list; each does to the process what its name says, none is a returned error;
 - `times`: by slot, microseconds of its timed canary (compute, memory), or a text that it raises; [] or absent: none;
@@ -42,7 +42,7 @@ from worker.process import exit_words
 from worker.protocol import BlockedRecord, NodePaths, Row, Spec, SpecShape, is_wanted
 from worker.tuners.aiter.blocked import BlockedCandidates, BlockedEntry, CandidateId, SlotIdentity, slot_identity
 from worker.tuners.base import Emit, Place, TunerFault
-from worker.tuners.replay import SLICE_S, Options, ReplayTuner, conclude, identity, measure, pause
+from worker.tuners.replay import SLICE_S, ReplayOptions, ReplayTuner, conclude, identity, measure, pause
 
 VIOLENT = ("abort", "stop", "oom", "truncate", "kill_worker", "hang", "exit", "error", "lie")
 SOFT = ("hold", "wrong", "no_candidate", "sick_canary")
@@ -166,8 +166,8 @@ def _leave_grandchild(place: Place) -> None:
 
 
 @dataclass(frozen=True)
-class FaultyOptions(Options):
-    """Options of a replay with faults; see the module's docstring."""
+class FaultyOptions(ReplayOptions):
+    """ReplayOptions of a replay with faults; see the module's docstring."""
 
     faults: tuple[Fault, ...] = ()
     blocklist: str = ""
@@ -220,7 +220,7 @@ class FaultyTuner(ReplayTuner):
     def judge(self, spec: Spec) -> None:
         self._blocked().take_verdicts(spec.refuted, spec.confirmed)
 
-    def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+    def tune_shape(self, spec: Spec, shape: SpecShape, options: ReplayOptions, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
         candidates = [c for c in candidates if is_wanted(asked, c.get("kernelName", ""))]
         facts = {**shape.key, "shape": shape.id, "attempt": spec.attempt, "group": spec.group}
