@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child, OutputLog, Stopwatch, exit_words
+from worker.process import Child, OutputLog, ask_child, exit_words
 from worker.protocol.bench import BenchOptions, Side
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import plural
@@ -166,17 +166,19 @@ class BackendRunner:
         self.folder.mkdir(parents=True, exist_ok=True)
         spec = self.folder / "spec.json"
         spec.write_text(json.dumps({"backend": self.name, "options": dict(self.raw)}))
-        log, (ours, theirs) = OutputLog(self.folder / "log"), Pipe()
+        log = OutputLog(self.folder / "log")
+        ours, theirs = Pipe()
         with theirs, log.open() as out:
             fd = theirs.fileno()
-            return BackendChannel(self._run([*self._program(spec), str(fd)], out.fileno(), (fd,)), ours, log)
+            argv = [*self._program(spec), str(fd)]
+            child = Child(argv, env=self._environment(), cwd=self.folder, out=out.fileno(), keep=(fd,))
+            return BackendChannel(child, ours, log)
 
     def _program(self, spec: Path) -> list[str]:
         return [self.side.python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child", str(spec)]
 
-    def _run(self, argv: list[str], out: int, keep: tuple[int, ...] = ()) -> Child:
-        env = {**os.environ, **environment(self.side.python), **self.variables}
-        return Child(argv, env=env, cwd=self.folder, out=out, keep=keep)
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **environment(self.side.python), **self.variables}
 
     def _wait_for_answer(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
         """The answer that is owed. Raises HelperError."""
@@ -194,19 +196,12 @@ class BackendRunner:
         calls = {"do": "calls", "calls": WARMUP + CALLS - 1}  # the check of the result was the first
         spec = {"backend": self.name, "options": dict(self.raw), "commands": [self._shape, calls]}
         (folder / "spec.json").write_text(json.dumps(spec))
-        argv, log = profiler_argv(self._program(folder / "spec.json"), folder / "out"), OutputLog(folder / "log")
+        argv = profiler_argv(self._program(folder / "spec.json"), folder / "out")
+        log = OutputLog(folder / "log")
         with log.open() as out:
-            child = self._run(argv, out.fileno())
-        watch, spent = Stopwatch(), 0.0
-        try:
-            while not child.wait(0.05):
-                spent += watch.turn()
-                if spent > quiet_s:
-                    raise HelperRefused("timeout", f"{TOOL} did not end within {quiet_s:g} s")
-                alive()
-            status = child.returncode
-        finally:
-            child.kill()  # the profiler, and the program under it
+            status = ask_child(argv, out, env=self._environment(), cwd=self.folder, limit_s=quiet_s, alive=alive)
+        if status is None:
+            raise HelperRefused("timeout", f"{TOOL} did not end within {quiet_s:g} s")
         if status:
             raise HelperRefused("error", f"{TOOL} or the program under it {exit_words(status)}: {log.tail(LAST_WORDS)}")
         us, kernels = per_call_us(folder / "out", self.options.kernel)

@@ -74,7 +74,7 @@ class HelperProcess:
     """
 
     silence = "no sign of life"
-    """What HelperTimedOut says that there was."""
+    """The words of HelperTimedOut for what there was."""
 
     def __init__(self, start_channel: Callable[[], HelperChannel], limit_s: float) -> None:
         """`start_channel` starts a process. `limit_s`: while it has work it may be silent for this many seconds."""

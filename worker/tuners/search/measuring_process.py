@@ -31,7 +31,7 @@ class MeasuringProcess(HelperProcess):
         work."""
         super().__init__(lambda: ForkedProcess("the measuring process", serve, self._env, *args), hang_s)
         self.device: DeviceOpened | None = None
-        """What the process said of the device when it had opened it."""
+        """The device as the process described it when it had opened it."""
         self._env = env
 
     def is_answer(self, message: Any) -> bool:
