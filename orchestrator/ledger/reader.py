@@ -89,7 +89,7 @@ class ShapeState:
 class Report:
     """A worker's report on an attempt, beside its records; {} and None if it sent no report.
 
-    `conditions`: readings of worker/device.py, `before` and `after`.
+    `conditions`: readings of worker/conditions.py, `before` and `after`.
     """
 
     device: dict[str, Any]

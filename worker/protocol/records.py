@@ -77,7 +77,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
 }
 
-# Optional fields of a record. conditions: a reading of worker/device.py, taken before the first and after the last
+# Optional fields of a record. conditions: a reading of worker/conditions.py, taken before the first and after the last
 # shape of an attempt, and after a timed canary. For the end of a shape (see worker/protocol/spec.py):
 #   candidate      the winner's identity
 #   withheld       blocked candidates: they were not measured because they faulted, in this attempt or earlier

@@ -67,6 +67,8 @@ WORKER: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""
+NEW_TUNER = (*ON_A_NODE, "worker.process")
+"""Rooms that a tuner may import which is not listed there."""
 
 
 def room_of(module: str) -> str:
@@ -81,7 +83,8 @@ def room_of(module: str) -> str:
 def may_import(room: str) -> frozenset[str]:
     """Rooms that a room may import."""
     if room.startswith("worker"):
-        return frozenset(WORKER[room])
+        is_tuner = room.startswith("worker.tuners.")
+        return frozenset(WORKER.get(room, NEW_TUNER) if is_tuner else WORKER[room])
     return frozenset((*ORDER[: ORDER.index(room)], *SHARED))
 
 
