@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from orchestrator.events import WorkAdded
@@ -122,8 +122,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Document of `tune --plan --json`; seconds are rounded to milliseconds."""
-        raw = asdict(self)
-        del raw["known"]
+        # not asdict, which would copy the work of each shape, to be replaced below
+        raw = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "known"}
         raw["todo"] = self.todo
         raw["cost_s"] = self._seconds(self.cost_s)
         raw["end_s"] = self._seconds(self.end_s)

@@ -71,24 +71,38 @@ def describe(key: Iterable[int | str]) -> str:
 
 def element_type(family: Family) -> Callable[[Key], tuple[str, float] | None]:
     """A function from a key to (type, bytes an element) of its operands; to None where the family does not say."""
-    fixed, names = family_type(family), family.key_names
-    at = next((names.index(c) for c in ("q_dtype_w", "dtype") if c in names and family.m_column == "M"), None)
-    if fixed is not None or at is None:
+    fixed = family_type(family)
+    columns = [name for name in ("q_dtype_w", "dtype") if name in family.key_names]
+    if fixed is not None or family.two_stages or not columns:
         return lambda key: fixed
-    return lambda key: ELEMENT_TYPES.get(str(key[at]))
+    position = family.key_names.index(columns[0])
+    return lambda key: ELEMENT_TYPES.get(str(key[position]))
 
 
 def operand_bytes(family: Family) -> Callable[[Key], float]:
-    """A function from a key to the bytes of A, B and the result, without scales; 0 where they are not known (fmoe)."""
-    typed, names = element_type(family), family.key_names
+    """A function from a key to the bytes of A, B and the result, without scales; 0 where they are not known (fmoe).
+
+    A plan asks for each of 100,000 shapes, so columns are found by position, once for the family.
+    """
+    if family.two_stages:
+        return lambda key: 0.0
+    element_type_of = element_type(family)
+    position = {name: index for index, name in enumerate(family.key_names)}
+    m_index, n_index, k_index = (position[name] for name in "MNK")
+    batch_index = position.get("B")
+    result_index = position.get("outdtype")
 
     def size(key: Key) -> float:
-        kind, of = typed(key), dict(zip(names, key, strict=True))
-        if kind is None:
+        element = element_type_of(key)
+        if element is None:
             return 0.0
-        m, n, k = (int(of[name]) for name in "MNK")
-        out = ELEMENT_TYPES.get(str(of.get("outdtype")), ("", 2.0))[1]
-        return int(of.get("B", 1)) * (kind[1] * (m * k + n * k) + out * m * n)
+        m = int(key[m_index])
+        n = int(key[n_index])
+        k = int(key[k_index])
+        batches = 1 if batch_index is None else int(key[batch_index])
+        result = None if result_index is None else ELEMENT_TYPES.get(str(key[result_index]))
+        result_element_bytes = result[1] if result else 2.0
+        return batches * (element[1] * (m * k + n * k) + result_element_bytes * m * n)
 
     return size
 
