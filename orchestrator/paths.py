@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, RunBusyError
@@ -106,24 +106,50 @@ def command_on_run(verb: str, run: str, runs: Path) -> str:
     return command(f"{verb} {paths.named if paths.config.is_file() else f'{run} --runs ITS_FOLDER'}")
 
 
+class SettingFlag(NamedTuple):
+    """Annotates a setting of a run with its option of `tune`, `bench` and `recheck` (orchestrator/cli/options.py)."""
+
+    flag: str
+    """Such as `--grace`."""
+    help: str
+    minimum: float | None = None
+    metavar: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """The settings that a user may give for a run, and that run.yaml keeps as they were given.
 
-    A request (controller/request.py) and a run's configuration have them all, so a new one needs only a line here, an
-    option on the command line, and the code that reads it.
+    A request (controller/request.py) and a run's configuration have them all. A new one needs a line here with its
+    `SettingFlag`, and the code that reads it. Those without a flag have options that not all three commands share, or
+    that need to be parsed.
     """
 
     limit: str | None = None
     retune: bool = False
-    watchdog_s: float = 300.0
-    grace_s: float = 30.0
-    accept_new_host_keys: bool = False
-    lost_after_s: float = 90.0
-    busy: str | None = None
-    """Treatment of an occupied node: wait, skip or share. None: as in the inventory."""
-    hold: bool = False
-    """Keep idle leases."""
+    accept_new_host_keys: Annotated[
+        bool, SettingFlag("--accept-new-host-keys", "Trust keys of hosts not seen before.")
+    ] = False
+    lost_after_s: Annotated[
+        float, SettingFlag("--lost-after", "Seconds without an answer until a node is given up.", 1.0, "SECONDS")
+    ] = 90.0
+    busy: Annotated[
+        Literal["wait", "skip", "share"] | None,
+        SettingFlag(
+            "--busy",
+            "Nodes in use by others: wait until they are free, skip them, or share them; default: the inventory's,"
+            " else wait.",
+        ),
+    ] = None
+    hold: Annotated[
+        bool, SettingFlag("--hold", "Keep leases that have no work; default: give them back after 2 minutes.")
+    ] = False
+    watchdog_s: Annotated[
+        float, SettingFlag("--watchdog", "Seconds without progress that make a hang.", 1.0, "SECONDS")
+    ] = 300.0
+    grace_s: Annotated[
+        float, SettingFlag("--grace", "Seconds that running groups get after Ctrl-C.", 0.0, "SECONDS")
+    ] = 30.0
     until_gain: float | None = None
     """Start no more work once this share of the expected gain is won."""
     gpu_hours: float | None = None

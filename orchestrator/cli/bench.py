@@ -14,7 +14,7 @@ from orchestrator.bench import request as bench_request
 from orchestrator.cli.bench_page import bench_page
 from orchestrator.cli.driving import make_request, start
 from orchestrator.cli.live_view import make_view
-from orchestrator.cli.options import DriveFlags, FamilyOpt, InventoryOpt, RunFlags, parse_tuner_options
+from orchestrator.cli.options import FamilyOpt, InventoryOpt, RunFlags, SettingFlags, parse_tuner_options
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.controller.drive import drive as drive_run
 from orchestrator.controller.prepare import prepare
@@ -93,7 +93,7 @@ def bench(
     ] = None,
     *,
     run: RunFlags,
-    drive: DriveFlags,
+    settings: SettingFlags,
 ) -> Page:
     """Measure several backends on the same shapes, interleaved.
 
@@ -122,7 +122,7 @@ def bench(
     options, texts = lodge(options)
     request = make_request(
         run,
-        drive,
+        settings,
         shapes=shapes,
         inventory=inventory,
         family=family,
