@@ -129,7 +129,8 @@ def _setting_flags() -> list[inspect.Parameter]:
     for setting in fields(RunSettings):
         annotation = get_type_hints(RunSettings, include_extras=True)[setting.name]
         if get_origin(annotation) is Annotated:
-            of_typer = Annotated[annotation.__origin__, setting_option(setting.name)]
+            kind: Any = annotation.__origin__
+            of_typer: Any = Annotated[kind, setting_option(setting.name)]
             parameters.append(_keyword(setting.name, of_typer, default=setting.default))
     return parameters
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,14 @@ from orchestrator.clean import text as clean_text
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import print_page
 from orchestrator.errors import InputError
-from orchestrator.families import PadLevel, get_family, grid_point
+from orchestrator.families import PadLevel, get_family
 from orchestrator.inventory.load import load_inventory
 from orchestrator.machines.workload_capture import WorkloadLog, capture_here, capture_on
 from orchestrator.pages import Page
 from orchestrator.planning.plan import risk_notes
 from orchestrator.shapes.aiter_log import Misses, count_misses
 from orchestrator.shapes.from_model import Ranks, model_shapes, parse_m
-from orchestrator.shapes.model import Key, Shape, describe, finished, render_shapes, write_list
+from orchestrator.shapes.model import Key, describe, pad_calls, render_shapes, write_list
 from orchestrator.shapes.model_config import read_model
 from orchestrator.shapes.reader import family_of_list, read_shapes
 from orchestrator.shapes.vllm_files import file_columns, vllm_shapes
@@ -141,14 +140,14 @@ def list_from_model(
     for name, shapes in lists.items():
         of_family = FAMILIES[name]
         file = _list_file(out, name, list(lists))
-        keys, saving = finished(shapes.keys, of_family, _pad_level(pad_m, coarse))
+        calls, saving = pad_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
         notes = [*shapes.notes, *saving]
         if not engine:
-            notes += risk_notes(of_family, keys)
-        calls = _padded_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
-        _write_list(file, keys, of_family, force, calls, model.placed.listing.version)
-        documents.append({"family": name, "tp": tp, "shapes": len(keys), "layers": dict(shapes.layers), "notes": notes})
-        lines.append(f"{plural(len(keys), 'shape')} of family {name} for one rank of {tp}")
+            notes += risk_notes(of_family, calls)
+        _write_list(file, of_family, force, calls, model.placed.listing.version)
+        size = len(calls)
+        documents.append({"family": name, "tp": tp, "shapes": size, "layers": dict(shapes.layers), "notes": notes})
+        lines.append(f"{plural(size, 'shape')} of family {name} for one rank of {tp}")
         lines += [f"  {layer:14} {what}" for layer, what in shapes.layers]
         lines += [f"  {note}" for note in notes]
     page = Page({"families": documents, "notes": engine_notes} if engine else documents[0])
@@ -256,20 +255,20 @@ def _write_misses(misses: Misses, source: str, wanted: _MissedList) -> Page:
     for name in families:
         family = FAMILIES[name]
         ranked = misses.ranked(name, wanted.top, wanted.least)
-        keys, saving = finished((key for key, _ in ranked), family, wanted.level)
+        calls, saving = pad_calls(dict(ranked), family, wanted.level)
         file = _list_file(wanted.out, name, families)
-        _write_list(file, keys, family, wanted.force, _padded_calls(dict(ranked), family, wanted.level))
+        _write_list(file, family, wanted.force, calls)
         logged = misses.counts[name].total() - misses.repeats[name]
-        risks = risk_notes(family, keys)
+        risks = risk_notes(family, calls)
         all_risks += risks
         target = f" -> {file}" if file else ""
-        lines.append(f"{name}: {plural(len(keys), 'shape')} from {plural(logged, 'line')}{target}")
+        lines.append(f"{name}: {plural(len(calls), 'shape')} from {plural(logged, 'line')}{target}")
         lines += [f"  {n:8} {describe(key)}" for key, n in ranked[:MOST_SHOWN]]
         if len(ranked) > MOST_SHOWN:
             lines.append(f"  ... and {len(ranked) - MOST_SHOWN} more")
         lines += [f"  {note}" for note in (*saving, *risks)]
         counts = [{**dict(zip(family.key_names, key, strict=True)), "count": n} for key, n in ranked]
-        documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": logged, "counts": counts})
+        documents.append({"family": name, "file": str(file), "shapes": len(calls), "lines": logged, "counts": counts})
     page = Page({"families": documents, "notes": [*notes, *all_risks]})
     _add_summary(page, wanted.out, [*lines, *notes])
     if wanted.out:
@@ -330,14 +329,6 @@ def _is_quantised(columns: dict[str, str]) -> bool:
     return value is None
 
 
-def _padded_calls(calls: Mapping[Key, int], family: Family, level: PadLevel | None) -> Counter[Key]:
-    """Return the calls by the keys that are written."""
-    padded = Counter[Key]()
-    for key, n in calls.items():
-        padded[grid_point(key, family, level) if level and not family.aiter.exact_m else key] += n
-    return padded
-
-
 def _pad_level(pad_m: bool, coarse: bool) -> PadLevel | None:
     if coarse:
         return "coarse"
@@ -350,10 +341,10 @@ def _refuse_two_documents(json_: bool, out: Path | None) -> None:
 
 
 def _write_list(
-    out: Path | None, keys: Sequence[Key], family: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
+    out: Path | None, family: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
 ) -> None:
     """Write a list to its file, or to standard output; with columns for the calls and the version of transformers."""
     if out is not None:
-        write_list(out, keys, family, force=force, calls=calls, transformers=transformers)
+        write_list(out, calls, family, force=force, calls=calls, transformers=transformers)
     else:
-        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls, transformers))
+        sys.stdout.write(render_shapes(calls, family, calls, transformers))

@@ -107,7 +107,7 @@ class Plan:
     end_s: float
     nodes: Mapping[str, int]
     cost_source: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     range_s: tuple[float, float] = (0.0, 0.0)
     first_guess: bool = False
     leases: Mapping[str, int] = field(default_factory=dict)
@@ -145,14 +145,12 @@ def make_plan(
     nodes: Mapping[str, int],
     *,
     tuner: str,
-    gfx: str,
-    cu_num: int,
+    chip: tuple[str, int],
     skipped: Sequence[Shape] = (),
-    notes: Sequence[str] = (),
     values: Mapping[int, float] | None = None,
-    leases: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Plan the shapes for `nodes` (name to number of slots); `leases` as in `Plan`, `values` as in `make_work`."""
+    """Plan the shapes for `nodes` (name to number of slots) with `chip`, (gfx, cu_num); `values` as in `make_work`. The
+    caller adds notes, leases, and what the run waits for."""
     work = make_work(todo, family, cost, tuner=tuner, values=values)
     slots = sum(nodes.values())
     groups = _count_groups(work, slots)
@@ -161,6 +159,7 @@ def make_plan(
     waiting = _expected_groups(groups, total, longest + cost.setup_s)
     start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
     end = seconds_left(waiting, slots, spread=cost.spread, start=start)
+    gfx, cu_num = chip
     return Plan(
         family=family.name,
         tuner=tuner,
@@ -173,10 +172,8 @@ def make_plan(
         end_s=end.mid_s if end else 0.0,
         nodes=dict(nodes),
         cost_source=cost.source,
-        notes=tuple(notes),
         range_s=(end.low_s, end.high_s) if end else (0.0, 0.0),
         first_guess=cost.is_guess,
-        leases=leases or {},
         known=cost.known,
     )
 
