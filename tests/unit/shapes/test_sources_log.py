@@ -75,8 +75,8 @@ SILENT = [
 def counted(*lines: str, family: str | None = None) -> Misses:
     counting = Misses(family)
     for line in lines:
-        counting.line(line.encode("utf-8", "surrogateescape") + b"\n")
-    return counting.done()
+        counting.read(line.encode("utf-8", "surrogateescape") + b"\n")
+    return counting.close()
 
 
 @pytest.mark.parametrize(("line", "family", "key"), LINES, ids=[f"{f}-{i}" for i, (_, f, _) in enumerate(LINES)])
