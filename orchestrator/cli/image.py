@@ -14,7 +14,7 @@ from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.inventory.values import has_reference
+from orchestrator.inventory.references import has_reference
 from orchestrator.pages import Page
 from orchestrator.transport.local import LocalTransport
 

@@ -44,10 +44,12 @@ _NO_SECRETS = (
 
 
 def dotted(loc: Loc) -> str:
+    """The place of a value for a message: `nodes.gpu01.docker.env`."""
     return ".".join(escaped(str(p)[:MAX_TEXT]) for p in loc if p != "[key]")
 
 
 def describe_fault(detail: ErrorDetails) -> str:
+    """What is wrong with a value, and what to write. `detail`: one of the errors of a pydantic ValidationError."""
     kind, value = detail["type"], detail["input"]
     if kind == "extra_forbidden":
         return _unknown_key(detail["loc"])
@@ -67,9 +69,13 @@ def _named(value: Any) -> str:
 
 
 _MODELS: dict[str, type[Strict]] = {
-    "hosts": LoginHost, "defaults": Defaults, "nodes": NodeOptions, "docker": DockerSection, "aiter": AiterSection,
+    "hosts": LoginHost,
+    "defaults": Defaults,
+    "nodes": NodeOptions,
+    "docker": DockerSection,
+    "aiter": AiterSection,
     "vllm": VllmSection,
-}  # fmt: skip
+}
 
 
 def _unknown_key(loc: Loc) -> str:
