@@ -139,13 +139,12 @@ def list_from_model(
     lines: list[str] = []
     for name, shapes in lists.items():
         of_family = FAMILIES[name]
-        file = _list_file(out, name, list(lists))
         calls, saving = pad_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
+        _write_list(_list_file(out, name, list(lists)), of_family, force, calls, model.placed.listing.version)
+        size = len(calls)
         notes = [*shapes.notes, *saving]
         if not engine:
             notes += risk_notes(of_family, calls)
-        _write_list(file, of_family, force, calls, model.placed.listing.version)
-        size = len(calls)
         documents.append({"family": name, "tp": tp, "shapes": size, "layers": dict(shapes.layers), "notes": notes})
         lines.append(f"{plural(size, 'shape')} of family {name} for one rank of {tp}")
         lines += [f"  {layer:14} {what}" for layer, what in shapes.layers]

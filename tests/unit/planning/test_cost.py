@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.cli.plan_page import headline
 from orchestrator.controller.cost_samples import gather_cost_samples
 from orchestrator.planning.cost import DOES_NOT_FIT_S, CostModel, CostSample
-from orchestrator.planning.estimate import Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import FinishedGroups, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import make_plan
 from orchestrator.shapes.model import Shape
 from tests.support.ledger_kit import A8W8, Run, ended
@@ -169,7 +169,7 @@ def simulated(rng: random.Random, spread: float) -> tuple[float, Range]:
     now = last / 3
     left = estimate(
         [e for at, _, e in runs if at > now], slots, spread=spread,
-        over=[(e, end - at) for at, end, e in runs if end <= now],
+        finished=FinishedGroups.from_pairs((e, end - at) for at, end, e in runs if end <= now),
         running=[UnderWay(e, 0.0, 0.0, now - at) for at, end, e in runs if at <= now < end],
     )  # fmt: skip
     return last - now, left
