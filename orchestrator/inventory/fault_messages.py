@@ -49,7 +49,7 @@ def dotted(loc: Loc) -> str:
 
 
 def describe_fault(detail: ErrorDetails) -> str:
-    """What is wrong with a value, and what to write. `detail`: one of the errors of a pydantic ValidationError."""
+    """The fault of a value, and what to write instead. `detail`: one of the errors of a pydantic ValidationError."""
     kind, value = detail["type"], detail["input"]
     if kind == "extra_forbidden":
         return _unknown_key(detail["loc"])

@@ -42,7 +42,7 @@ _SENTENCES = {
 
 
 class Notes:
-    """What was cleaned in a list: a count for each kind (the keys above), and the place where it first was."""
+    """Counts of what was cleaned in a list by kind (the keys above), each with the place where it first was."""
 
     def __init__(self) -> None:
         self._counts = Counter[str]()
@@ -288,7 +288,7 @@ class _Table:
         self._header: list[str] = []
         """The cells of the header."""
         self._positions: dict[str, int] = {}
-        """Where the file has each column; key columns are spelled as the family has them."""
+        """The position of each column in a line; key columns are spelled as the family has them."""
         self._annotation_positions: dict[str, int] = {}
         self._ignored: list[str] = []
         self._respelled: list[str] = []
