@@ -48,7 +48,7 @@ MOST_SHOWN = 10
 
 def check_list(
     file: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The shape list to check.")],
-    family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
+    family: Annotated[str | None, typer.Option(metavar="F", help="GEMM family (default: a16w16).")] = None,
     json_: JsonOpt = False,
 ) -> Page:
     """Check a shape list as `tune` reads it.
@@ -93,20 +93,18 @@ def check_list(
 def list_from_model(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A model's config.json, or its folder.")],
     m: Annotated[
-        str, typer.Option("--m", metavar="LIST", help="Numbers of tokens, such as 1,16,64 (--engine: optional).")
+        str, typer.Option(metavar="LIST", help="Numbers of tokens, such as 1,16,64 (--engine: optional).")
     ] = "",
     engine: Annotated[
-        Literal["vllm"] | None, typer.Option("--engine", help="Shapes of the config files that this engine looks up.")
+        Literal["vllm"] | None, typer.Option(help="Shapes of the config files that this engine looks up.")
     ] = None,
-    family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
-    tp: Annotated[int, typer.Option("--tp", min=1, metavar="N", help="Ranks of tensor parallelism.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, metavar="N", help="fmoe: ranks that share whole experts.")] = 1,
+    family: Annotated[str | None, typer.Option(metavar="F", help="GEMM family (default: a16w16).")] = None,
+    tp: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks of tensor parallelism.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, metavar="N", help="fmoe: ranks that share whole experts.")] = 1,
     fuse_shared: Annotated[
         bool, typer.Option("--fuse-shared", help="fmoe: shared experts run as further routed ones.")
     ] = False,
-    layers: Annotated[
-        str, typer.Option("--layers", metavar="A,B", help="Only these layers, such as qkv,o,gate_up,down.")
-    ] = "",
+    layers: Annotated[str, typer.Option(metavar="A,B", help="Only these layers, such as qkv,o,gate_up,down.")] = "",
     set_: SetOpt = None,
     out: OutOpt = None,
     pad_m: PadOpt = False,
@@ -159,9 +157,9 @@ def list_from_model(
 def list_from_log(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of a workload, also gzip; - for stdin.")],
     family: OneFamilyOpt = None,
-    m: Annotated[str, typer.Option("--m", metavar="LIST", help="Numbers of tokens of an engine's config files.")] = "",
+    m: Annotated[str, typer.Option(metavar="LIST", help="Numbers of tokens of an engine's config files.")] = "",
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="CONFIG.json", help="The model of an engine's MoE config files.")
+        Path | None, typer.Option(metavar="CONFIG.json", help="The model of an engine's MoE config files.")
     ] = None,
     set_: SetOpt = None,
     out: OutOpt = None,
@@ -188,9 +186,7 @@ def list_from_log(
 
 def capture(
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The workload, after --.")],
-    node: Annotated[
-        str | None, typer.Option("--node", metavar="N", help="Run it on this node, where its workers run.")
-    ] = None,
+    node: Annotated[str | None, typer.Option(metavar="N", help="Run it on this node, where its workers run.")] = None,
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="The inventory with that node.")
     ] = None,

@@ -110,7 +110,7 @@ def tune(
     settings: SettingFlags,
     render: Annotated[
         Path | None,
-        typer.Option("--render", help="Write the scripts of a run to DIR; ask no node, start nothing.", metavar="DIR"),
+        typer.Option(help="Write the scripts of a run to DIR; ask no node, start nothing.", metavar="DIR"),
     ] = None,
     **of_tuner: Any,
 ) -> Page:
