@@ -189,7 +189,8 @@ class RunConfig(RunSettings):
         """Set the options that are not None in a file. Its modification time stays, because it is the run's age."""
         changes = {name: value for name, value in changes.items() if value is not None}
         if changes:
-            stat, aside = path.stat(), path.with_suffix(".tmp")
+            stat = path.stat()
+            aside = path.with_suffix(".tmp")
             replace(cls.read(path), **changes).write(aside)
             os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
             os.rename(aside, path)

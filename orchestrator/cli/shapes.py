@@ -68,7 +68,8 @@ def check_list(
     m_column = gemm_family.m_column
     m_place = gemm_family.key_names.index(m_column)
     sizes = [int(key[m_place]) for key in keys]
-    smallest, largest = min(sizes), max(sizes)
+    smallest = min(sizes)
+    largest = max(sizes)
     groups = len({key[:m_place] + key[m_place + 1 :] for key in keys})
     notes = [*listed.notes, *risk_notes(gemm_family, keys)]
     page = Page(

@@ -50,7 +50,8 @@ def dotted(loc: Loc) -> str:
 
 def describe_fault(detail: ErrorDetails) -> str:
     """The fault of a value, and what to write instead. `detail`: one of the errors of a pydantic ValidationError."""
-    kind, value = detail["type"], detail["input"]
+    kind = detail["type"]
+    value = detail["input"]
     if kind == "extra_forbidden":
         return _unknown_key(detail["loc"])
     if kind == "literal_error":

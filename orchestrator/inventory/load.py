@@ -178,8 +178,8 @@ def with_image(data: bytes, image: str, source: str) -> bytes:
         )
     # from the end, so that the places of the others stay
     for value in sorted(named, key=lambda value: value.start_mark.index, reverse=True):
-        begin, end = value.start_mark.index, value.end_mark.index
-        written = text[begin:end].rstrip()  # a block ends with its line
+        begin = value.start_mark.index
+        written = text[begin : value.end_mark.index].rstrip()  # a block ends with its line
         text = text[:begin] + json.dumps(image) + text[begin + len(written) :]
     return text.encode()
 

@@ -297,7 +297,8 @@ class _Table:
     def read(self, text: Text) -> None:
         """Read header and rows; faults and notes are added, nothing is raised."""
         filled = [index for index, line in enumerate(text.lines) if has_content(line)]
-        top, last = filled[0], filled[-1]
+        top = filled[0]
+        last = filled[-1]
         for number in range(1, top + 1):
             self.notes.count("blank", number)
         if not self._read_header(text.lines[top], top + 1):
