@@ -17,7 +17,9 @@ from worker.registry import Registry
 
 GROUP = "gemmfleet.engines"
 """The group of entry points."""
-OK, WARNING, UNUSABLE = "ok", "warning", "unusable"
+OK = "ok"
+WARNING = "warning"
+UNUSABLE = "unusable"
 RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
 """Levels of a finding from good to bad."""
 
