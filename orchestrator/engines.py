@@ -138,7 +138,7 @@ class EngineSpec:
         return self.container is not None
 
 
-_NO_ENGINES = ("docker-containers", "docker-errors", "docker-options")
+_NO_ENGINES = ("docker-client", "docker-containers", "docker-errors", "docker-options")
 """Modules of orchestrator/engine that are part of an engine."""
 _ENGINES = Registry(
     "engine",

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from orchestrator.engine.docker_containers import Docker
+from orchestrator.engine.docker_client import Docker
 from orchestrator.engine.docker_options import container_options
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, OrchestratorError

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 import docker.errors
 
-from orchestrator.engine.docker_containers import Docker
+from orchestrator.engine.docker_client import Docker
 from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
