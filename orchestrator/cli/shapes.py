@@ -263,7 +263,7 @@ def _write_misses(misses: Misses, source: str, wanted: _MissedList) -> Page:
         if len(ranked) > MOST_SHOWN:
             lines.append(f"  ... and {len(ranked) - MOST_SHOWN} more")
         lines += [f"  {note}" for note in (*saving, *risks)]
-        counts = [{**dict(zip(family.key_names, key, strict=True)), "count": n} for key, n in ranked]
+        counts = [{**family.named_key(key), "count": n} for key, n in ranked]
         documents.append({"family": name, "file": str(file), "shapes": len(calls), "lines": logged, "counts": counts})
     page = Page({"families": documents, "notes": [*notes, *all_risks]})
     _add_summary(page, wanted.out, [*lines, *notes])

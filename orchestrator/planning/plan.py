@@ -1,12 +1,14 @@
 """Plan of a run, as `tune --plan` shows it: the work by its shared key, the expected end, and notes on risks.
 
+`controller/prepare.py` calls `make_plan` once, before anything is written. `make_work` lists the shapes by every key
+column but M. Each list becomes a `WorkAdded` of the journal, with the ids of its shapes by unit: ((1, 2), (3,)).
 Planning makes units, which one process tunes as a whole; the policy deals groups of them while the run goes on
 (orchestrator/policy/decide.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 GROUPS = 4
-"""Groups of a slot in a run, about: what set-ups the estimate counts."""
+"""The estimate counts the set-ups of about this many groups for each slot."""
 
 
 class WorkList(NamedTuple):
@@ -89,29 +91,34 @@ def seconds_of(work: WorkAdded) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`work` in the order in which it begins; `cost_s` is its estimate with set-ups, `end_s` when the run ends.
-
-    `nodes`: slots by node or pool; `leases`: the most leases of each pool. `range_s`: nine of ten runs end between
-    these. `first_guess`: nothing like it was measured yet. `known`: False if nobody measured the tuner on this chip;
-    then the document has null for seconds.
-    """
+    """A planned run. `make_plan` makes it; the caller sets `notes`, `leases` and `waits_for`."""
 
     family: str
     tuner: str
     gfx: str
     cu_num: int
     asked: int
+    """Number of the user's shapes, the skipped ones among them."""
     work: tuple[WorkAdded, ...]
+    """In the order in which it begins."""
     skipped: tuple[int, ...]
+    """Ids of shapes."""
     cost_s: float
+    """Estimated seconds of slots, with set-ups."""
     end_s: float
+    """Seconds until the run ends, most likely."""
     nodes: Mapping[str, int]
+    """Slots by node or pool."""
     cost_source: str
     notes: tuple[str, ...] = ()
     range_s: tuple[float, float] = (0.0, 0.0)
+    """Nine of ten runs end between these."""
     first_guess: bool = False
+    """Nothing like it was measured yet."""
     leases: Mapping[str, int] = field(default_factory=dict)
+    """The most leases of each pool."""
     known: bool = True
+    """False if nobody measured the tuner on this chip; then the document has null for seconds."""
     waits_for: tuple[str, ...] = ()
     """Occupied nodes and queues of pools. The estimate begins when they are free."""
 
@@ -214,26 +221,23 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
     risk = recorded_tuner(tuner).risk
     if risk is None:
         return []
-    count: Counter[str] = Counter()
-    examples: dict[str, list[str]] = defaultdict(list)
+    keys_by_risk: dict[str, list[tuple[int | str, ...]]] = defaultdict(list)
     for key in keys:
-        if words := risk(family.name, dict(zip(family.key_names, key, strict=True))):
-            count[words] += 1
-            if count[words] <= MAX_SHAPES:
-                examples[words].append(describe(key))
+        words = risk(family.name, family.named_key(key))
+        if words:
+            keys_by_risk[words].append(key)
     notes = []
-    for words, shapes in count.items():
-        named = ", ".join(examples[words])
-        if shapes > MAX_SHAPES:
+    for words, risky in keys_by_risk.items():
+        named = ", ".join(map(describe, risky[:MAX_SHAPES]))
+        if len(risky) > MAX_SHAPES:
             named += ", ..."
-        notes.append(
-            f"{plural(shapes, 'shape')} ({named}): {words}: kernels may"
-            f" fault there, so the tuner {tuner} runs {'each' if shapes > 1 else 'it'} alone"
-        )
+        what = f"{plural(len(risky), 'shape')} ({named}): {words}: kernels may fault there"
+        notes.append(f"{what}, so the tuner {tuner} runs {'each' if len(risky) > 1 else 'it'} alone")
     return notes
 
 
 GIB = 2.0**30
+"""Bytes."""
 
 
 def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> list[str]:
