@@ -31,7 +31,7 @@ class Shape:
 
     def key_dict(self, family: Family) -> dict[str, int | str]:
         """The key columns by name, in the family's order."""
-        return family.named_key(self.key)
+        return dict(zip(family.key_names, self.key, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
