@@ -245,7 +245,7 @@ def test_written_and_read_is_the_same_and_dirt_changes_notes_alone(
     path: Path, family: Family, data: st.DataObject
 ) -> None:
     keys = data.draw(st.lists(st.tuples(*(cells(family, c) for c in family.columns)), min_size=1, max_size=20))
-    clean = render_shapes([Shape(i, k) for i, k in enumerate(keys, 1)], family)
+    clean = render_shapes(keys, family)
     found = read(path, clean, family.name).shapes
     assert found == [Shape(i, k) for i, k in enumerate(dict.fromkeys(keys), 1)]
     dirt, ends = st.sampled_from(["", "", " ", "\t"]), st.sampled_from(["\n", "\r\n", "\n\n", "\r\n \r\n"])
