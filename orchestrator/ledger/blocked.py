@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.policy.model import Attempt, SlotId, State
-from worker.protocol.candidates import MAX_WITHHELD
+from worker.protocol.candidates import MAX_BLOCKED
 
 BLOCKED = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
     FROM withheld"""
@@ -35,7 +35,7 @@ class BlockedCandidate:
     source: str
     """`attempt`: it faulted in this attempt. `blocklist`: it had faulted on this node before."""
     confirmed: bool
-    """It was in the node's blocklist already, from two slots."""
+    """The node had it as blocked already, confirmed by two slots."""
     verdict: str | None
     """The end on another GPU: `ran`, `faulted`, or None if no other GPU has tried it."""
     key: tuple[str, ...]
@@ -70,7 +70,7 @@ def judge_blocked(state: State, rows: Sequence[Sequence[Any]]) -> list[BlockedCa
         slots[candidate.shape, candidate.candidate].add((candidate.node, candidate.slot))
     # the list of such an attempt is cut off: it may have left out candidates that the list lacks
     counts = Counter(candidate.attempt for candidate in blocked)
-    cut_off = {attempt for attempt, count in counts.items() if count >= MAX_WITHHELD}
+    cut_off = {attempt for attempt, count in counts.items() if count >= MAX_BLOCKED}
 
     def verdict(candidate: BlockedCandidate) -> str | None:
         if len(gpus[candidate.shape, candidate.candidate]) > 1:

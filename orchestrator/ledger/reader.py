@@ -396,8 +396,8 @@ class LedgerReader:
         with self.snapshot():
             return judge_blocked(self.replayed, self.query(f"{BLOCKED} WHERE shape=coalesce(?, shape)", (shape,)))
 
-    def blocklist_verdicts(self, node: str) -> tuple[list[BlockedCandidate], list[BlockedCandidate]]:
-        """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
+    def blocked_verdicts(self, node: str) -> tuple[list[BlockedCandidate], list[BlockedCandidate]]:
+        """Verdicts for the node's blocked candidates: those that ran elsewhere, and those that faulted there too.
 
         Only for shapes that were settled after the node's latest running attempt was sent.
         """

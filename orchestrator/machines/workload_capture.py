@@ -43,7 +43,7 @@ class WorkloadLog:
     def line(self, text: str) -> None:
         """Take a line without its end and without control characters."""
         if not text.startswith(MARK):
-            self._misses.line(text.encode("utf-8", "replace"))
+            self._misses.read(text.encode("utf-8", "replace"))
             self._say(text)
             return
         with contextlib.suppress(ValueError, RecursionError):
@@ -53,7 +53,7 @@ class WorkloadLog:
     def done(self) -> tuple[Misses, int | None]:
         """The shapes without a tuned row, and the workload's exit code (None if it is unknown). AITER before v0.1.7
         logs no bf16 shape; then those that it recorded count."""
-        misses = self._misses.done()
+        misses = self._misses.close()
         notes = self.record.get("notes")
         if isinstance(notes, list):
             misses.notes += [clean.text(note, 300) for note in notes[:20]]
