@@ -15,7 +15,7 @@ from orchestrator.machines.node_check import chips_of
 from orchestrator.pages import Page
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.shapes.model import describe
-from orchestrator.tables import check, export, kept_states, merge, rules
+from orchestrator.tables import check, export, merge, rules
 from orchestrator.tables.difference import diff
 from orchestrator.tables.keys import chip_name
 from orchestrator.tables.merge_input import one_family, open_sources
@@ -153,7 +153,7 @@ def undo_merge(
 
     Restores the provenance records of its rows as well.
     """
-    undone = kept_states.undo(table)
+    undone = merge.undo(table)
     records = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
     page = Page(undone)
     page.line(f"{undone['path']}: restored from {Path(undone['restored']).name}")

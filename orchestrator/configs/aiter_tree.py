@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.configs.aiter_trial import run_trial
-from orchestrator.configs.check import lint_content
 from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, other_values_error
 from orchestrator.configs.default_readers import other_operators
 from orchestrator.configs.journal import MergeJournal
+from orchestrator.configs.lint import lint_content
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from worker.text import Finding

@@ -15,7 +15,7 @@ from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from orchestrator.files.read import csv_records
 from orchestrator.files.write import write_csv
-from orchestrator.tables.table_family import shipped_tables
+from orchestrator.tables.table_names import shipped_tables
 from worker.families import FAMILIES
 from worker.text import and_more, plural
 from worker.triton_configs.kinds import Caller, ConfigKind
@@ -54,7 +54,7 @@ def other_operators(resolver: Resolver, kind: ConfigKind) -> dict[str, bool]:
             continue
         for caller in known_callers[name]:
             if caller.reads_on(resolver.arch):
-                operators[caller.function] = caller.given is not None
+                operators[caller.function] = caller.is_callable
     return operators
 
 

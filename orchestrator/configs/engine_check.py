@@ -19,7 +19,8 @@ from typing import Any
 
 import triton
 
-from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton, outliers
+from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton
+from orchestrator.configs.lint import outliers
 from worker.foreign.answer import report
 from worker.foreign.runner import call
 from worker.text import LEVELS, Finding, and_more
@@ -31,7 +32,7 @@ from worker.triton_configs.engine_package import (
     ServingEngineError,
     locate_engine,
 )
-from worker.triton_configs.keys import USUAL_KEYS, ranges_served
+from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
 from worker.tuners.vllm.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
 

@@ -29,7 +29,15 @@ from worker.triton_configs.engine_package import (
     locate_engine,
     unpack_wheel,
 )
-from worker.triton_configs.keys import Segment, entries_of, ranges_served
+from worker.triton_configs.m_ranges import (
+    ConfigRange,
+    MRange,
+    entries_of,
+    merge_ranges,
+    range_at,
+    ranges_from_starts,
+    ranges_served,
+)
 from worker.triton_configs.serving_engine import ServingEngine, ask_engine, load_engine
 from worker.triton_configs.tree_files import FilePlan
 
@@ -85,7 +93,7 @@ class LayerFacts(NamedTuple):
 
     target: Path
     file_read: Path | None
-    today: list[Segment]
+    today: list[ConfigRange]
     source: str
     aliases: dict[str, str]
 
@@ -113,7 +121,7 @@ def configs_at(root: Path, device: EngineDevice, calls: Sequence[tuple[Layer, in
     return [engine.config(layer, m) for layer, m in calls]
 
 
-def _ranges_today(engine: ServingEngine, layer: Layer) -> list[Segment]:
+def _ranges_today(engine: ServingEngine, layer: Layer) -> list[ConfigRange]:
     """Ranges of M with what they get, an entry of the file or the engine's default.
 
     vLLM's default may change at any M up to 1024, and at multiples of 16 or of the experts. Where another version's
@@ -121,7 +129,7 @@ def _ranges_today(engine: ServingEngine, layer: Layer) -> list[Segment]:
     """
     table = engine.table(layer)
     if table:
-        return [Segment(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
+        return [ConfigRange(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
     steps = set(range(16, LAST_M + 1, 16))
     if layer.e:
         steps |= {layer.e * i for i in range(1, 257)}
@@ -133,38 +141,12 @@ def _ranges_today(engine: ServingEngine, layer: Layer) -> list[Segment]:
         if values != before:
             starts[m] = (values, m)
         before = values
-    return _segments(starts)
+    return ranges_from_starts(starts)
 
 
-def merge_segments(old: Sequence[Segment], won: Sequence[Segment]) -> list[Segment]:
-    """Today's ranges, with winners in their place."""
-    starts = {segment.first for segment in (*old, *won)}
-    starts |= {segment.last + 1 for segment in won if segment.last}
-    for segment in won:
-        if segment.last:
-            starts -= set(range(segment.first + 1, segment.last + 1))
-    merged: dict[int, tuple[Bucket, int]] = {}
-    for m in sorted(starts):
-        segment = _segment_at([*won, *old], m)
-        merged[m] = (segment.values, segment.key)
-    return _segments(merged)
-
-
-def _segments(starts: Mapping[int, tuple[Bucket, int]]) -> list[Segment]:
-    """Segments by their first M, in order, (values, key) each; the last has no end."""
-    firsts = list(starts)
-    lasts = [first - 1 for first in firsts[1:]]
-    return [Segment(first, last, *starts[first]) for first, last in zip(firsts, [*lasts, None], strict=True)]
-
-
-def _segment_at(segments: Sequence[Segment], m: int) -> Segment:
-    """The first that holds M."""
-    return next(segment for segment in segments if segment.holds(m))
-
-
-def _buckets(segments: Sequence[Segment]) -> dict[str, Bucket]:
-    """The values by the range's name: `M=57-80`, `M=81-`."""
-    return {f"M={segment.first}-{segment.last or ''}": segment.values for segment in segments}
+def _buckets(ranges: Sequence[ConfigRange]) -> dict[str, Bucket]:
+    """The configs by the names of their ranges: `M=57-80`, `M=81-`."""
+    return {f"M={part.first}-{part.last or ''}": part.values for part in ranges}
 
 
 class EngineTree:
@@ -178,7 +160,7 @@ class EngineTree:
         self.project = package.project
         self.name = f"{PROJECT_NAMES[self.project]} {package.version}"
         self.notes: list[str] = []
-        self._planned: dict[Path, tuple[list[Segment], list[Segment]]] = {}  # ranges before and after, by file
+        self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}  # ranges before and after, by file
         self._files_beside: dict[Path, bytes] = {}
         layers = list(dict.fromkeys(layer for file in files for layer in file.layers))
         facts = self._ask(layer_facts, _other_spellings(self.device), layers, answers=len(layers))
@@ -189,11 +171,11 @@ class EngineTree:
         layers = won.layers
         facts = self._facts[layers[0]]
         self._check_fits(won, facts)
-        ranges: list[Segment] = []
+        ranges: list[ConfigRange] = []
         for winner in won.winners.values():
-            ranges.append(Segment(winner.place.first, winner.place.last, winner.values, winner.place.key))
+            ranges.append(ConfigRange(winner.place.first, winner.place.last, winner.values, winner.place.key))
         old = facts.today
-        new = old if _all_hold(old, ranges) else merge_segments(old, ranges)
+        new = old if _all_hold(old, ranges) else merge_ranges(old, ranges)
         self._planned[facts.target] = old, new
         self._note_gaps(won, facts)
         text = _text_with_entries(facts.file_read.read_text() if facts.file_read else "", entries_of(new))
@@ -251,13 +233,12 @@ class EngineTree:
         lookups: list[PlannedLookup] = []
         for change in changes:
             old, new = self._planned[change.path]
-            ranges = [(segment.first, segment.last) for segment in (*old, *new)]
-            ranges += ranges_served(entries_of(new)).values()
-            ends = {first for first, _ in ranges} | {last or LAST_M for _, last in ranges}
+            ranges: list[ConfigRange | MRange] = [*old, *new, *ranges_served(entries_of(new)).values()]
+            ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
             for layer in change.won.layers:
                 for m in sorted(ends):
-                    before = _segment_at(old, m).values
-                    lookups.append(PlannedLookup((layer, m), before, _segment_at(new, m).values))
+                    before = range_at(old, m).values
+                    lookups.append(PlannedLookup((layer, m), before, range_at(new, m).values))
         self._note_aliases(changes)
         changed = {change.path for change in changes}
         for folder in {path.parent for path in changed}:
@@ -314,12 +295,12 @@ def _other_spellings(device: EngineDevice) -> list[EngineDevice]:
     return others
 
 
-def _all_hold(old: Sequence[Segment], won: Sequence[Segment]) -> bool:
+def _all_hold(old: Sequence[ConfigRange], won: Sequence[ConfigRange]) -> bool:
     """True if today's ranges have the winners' values already, wherever they meet."""
     for winner in won:
-        for segment in old:
-            meets = segment.first <= (winner.last or LAST_M) and (segment.last is None or winner.first <= segment.last)
-            if meets and segment.values != winner.values:
+        for part in old:
+            meets = part.first <= (winner.last or LAST_M) and (part.last is None or winner.first <= part.last)
+            if meets and part.values != winner.values:
                 return False
     return True
 

@@ -1,6 +1,6 @@
 """The history of files of a user that belong together: every old state is kept beside them, and the last one restored.
 
-A tuned table and its records are such files (`orchestrator/tables/kept_states.py`). Each old state is kept under one
+A tuned table and its records are such files (`orchestrator/tables/merge.py`). Each old state is kept under one
 number, as `<name>.<number>.<UTC>.bak` for each file; the number alone says which state is the later one, because a
 clock may be wrong. An empty kept file says that there was none. A merge of config files keeps the old texts in its own
 journal (`orchestrator/configs/journal.py`) and puts them back with `put_text`.

@@ -30,11 +30,11 @@ from orchestrator.inventory.model import Node
 from orchestrator.machines.check_script import DEFAULT_WORKDIR, from_home
 from orchestrator.machines.node_command import lines
 from orchestrator.machines.node_link import transport_to
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import family_of
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport
-from worker.aiter_tree.kernels import MODULES
+from worker.aiter_tree.kernel_lists import MODULES
 from worker.aiter_tree.locate import PLACES
 from worker.triton_configs.engine_package import CONFIG_FOLDERS, ENGINE_MODULES
 

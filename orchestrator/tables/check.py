@@ -22,7 +22,7 @@ from orchestrator.tables.provenance import current_records, describe_stale, read
 from orchestrator.tables.row_kernels import describe_own
 from orchestrator.tables.rules import REBUILD, BrokenRule, RowRules, fix_of
 from orchestrator.tables.table import Table, TableReader, TableRow, read_table
-from orchestrator.tables.table_family import family_of, shipped_tables, table_of_others
+from orchestrator.tables.table_names import family_of, shipped_tables, table_of_others
 from worker.aiter_tree.kernels import Standing
 from worker.families import Family
 from worker.text import Finding, Level, and_more, plural
@@ -209,12 +209,12 @@ def _keys_of_build(build: Build, family: Family, files: Sequence[Path]) -> SeenK
     seen: SeenKeys = {}
     checked = {path.resolve() for path in files}
     replaced = {path.name for path in files}
-    start = build.start_merge(family)
+    rules = build.merge_rules(family)
     for path in build.tables(family):
         if path.resolve() in checked or path.name in replaced:
             continue
         for row in read_table(path, family, lenient=True).rows:
-            seen.setdefault(start.place(row, family), f"{path.relative_to(build.tree.root)}:{row.line}")
+            seen.setdefault(rules.key_of(row, family), f"{path.relative_to(build.tree.root)}:{row.line}")
     return seen
 
 
@@ -276,7 +276,7 @@ class TableCheck:
         return rows
 
     def _check_keys(self, rows: Sequence[TableRow], seen: SeenKeys) -> None:
-        doubled = list(repetitions(((self._place(row), f"{self.path}:{row.line}") for row in rows), seen))
+        doubled = list(repetitions(((self._merge_key(row), f"{self.path}:{row.line}") for row in rows), seen))
         owners = {first.rpartition(":")[0] for _, first in doubled}
         is_copy = len(doubled) == len(rows) > 1 and len(owners) == 1
         if is_copy:  # of the build's own table
@@ -286,9 +286,9 @@ class TableCheck:
         for second, first in doubled:
             self.checked.add(int(second.rpartition(":")[2]), self._doubled(first))
 
-    def _place(self, row: TableRow) -> Any:
-        """The key of a row as AITER merges it."""
-        return row.place if self.build is None else self.build.start_merge(self.family).place(row, self.family)
+    def _merge_key(self, row: TableRow) -> Any:
+        """The key of a row as the build, or today's AITER, compares it."""
+        return row.place if self.build is None else self.build.merge_rules(self.family).key_of(row, self.family)
 
     def _doubled(self, first: str) -> BrokenRule:
         """The finding on a row whose key `first` has, too.
@@ -296,7 +296,7 @@ class TableCheck:
         An error where AITER merges both: a table that its rule for names does not find is read by a variable alone.
         """
         does = "AITER stops at its start"
-        if self.build is not None and not self.build.start_merge(self.family).repeated_key_stops:
+        if self.build is not None and not self.build.merge_rules(self.family).stops_at_repeated_key:
             does = "AITER silently leaves out one of the two"
         is_found = Path(self.family.tuned_csv).stem in self.path.name
         if self.build is None or is_found or not first.startswith("aiter/configs/"):
@@ -329,8 +329,7 @@ class TableCheck:
 
     def _check_form(self, rows: Sequence[TableRow], build: Build) -> Iterator[tuple[int, BrokenRule]]:
         """(line, finding) of a table's header, line ends and order, as a build wants them."""
-        start = build.start_merge(self.family)
-        if start.other_columns_stop and not self.alone and not self._has_header_of(build):
+        if build.merge_rules(self.family).stops_at_other_columns and not self.alone and not self._has_header_of(build):
             text = f"its columns are not those of {self.family.tuned_csv}: AITER stops at its start"
             yield 1, BrokenRule("header", "error", text)
         for number, line in enumerate(text_lines(self.path), 1):
@@ -351,7 +350,7 @@ class TableCheck:
         that column."""
         columns = list(self.header)
         own_columns = list(build.header(self.family))
-        if build.start_merge(self.family).key_has_tag:
+        if build.merge_rules(self.family).key_has_tag:
             columns = [name for name in columns if name != TAG]
             own_columns = [name for name in own_columns if name != TAG]
         return not own_columns or columns == own_columns

@@ -21,13 +21,12 @@ from orchestrator.files.write import write_csv
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.keys import best_by_key, repetitions
 from orchestrator.tables.mixing import MAX_EXAMPLES, kind_of_table
-from orchestrator.tables.model_names import model_names
 from orchestrator.tables.provenance import current_records, read_records
 from orchestrator.tables.row_kernels import kernel_of
 from orchestrator.tables.rules import REBUILD
 from orchestrator.tables.run_folders import table_of
 from orchestrator.tables.table import Table, TableRow, read_table
-from orchestrator.tables.table_family import family_of, shipped_tables
+from orchestrator.tables.table_names import family_of, model_names, shipped_tables
 from worker.aiter_tree.kernels import KernelAvailability, Standing
 from worker.families import Family, backend_of
 from worker.text import Finding, Level, plural

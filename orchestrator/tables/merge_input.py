@@ -17,7 +17,7 @@ from orchestrator.tables.provenance import Facts, read_records
 from orchestrator.tables.row_kernels import identity
 from orchestrator.tables.run_folders import has_config_files, table_of
 from orchestrator.tables.table import PROFILE_EXTRA, TableReader, fill_up
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import family_of
 from worker.families import Family
 from worker.text import plural
 

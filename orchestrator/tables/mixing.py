@@ -2,7 +2,8 @@
 
 AITER stops at a kernel that it does not have, so a table holds rows of AITER's kernels or of our own tuners', never
 both; a row of unknown kind goes with either. Rows of chips that the table does not tell apart do not mix, nor do those
-of several images or tuner versions.
+of several images or tuner versions. A merge asks `refuse_other_rows` and then `check_versions`; `check_db` and
+`not_for_aiter` say before a run what its merge would say at its end.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
 from orchestrator.files.faults import listed
 from orchestrator.tables.keys import GFX_OF_CU_NUM, Place
 from orchestrator.tables.newcomers import Newcomer
-from orchestrator.tables.provenance import Record
+from orchestrator.tables.provenance import Record, current_records, read_records
 from orchestrator.tables.row_kernels import (
     KERNEL_NAMES,
+    MAX_NAME,
     OWNER,
     KernelKind,
     describe_own,
+    kernel_of,
     kind_by_names,
     kind_in,
     kind_of,
 )
-from orchestrator.tables.table import Table, TableRow
+from orchestrator.tables.table import Table, TableRow, read_table
+from worker.families import Family
 from worker.text import and_more, plural
+from worker.tuners.catalog import recorded_tuner
 
 MAX_EXAMPLES = 5
 """Most rows that a message names."""
@@ -200,3 +206,39 @@ def _count_unknown(word: str, versions: Mapping[Chip, Counter[str]]) -> list[str
 def _note_on_trust(path: Path, rows: str, fields: Sequence[str]) -> str:
     verb = "is" if len(fields) == 1 else "are"
     return f"{path}: the {' and the '.join(fields)} of {rows} {verb} not known: that they match is taken on trust"
+
+
+def check_db(db: Path, family: Family, tuner: str) -> None:
+    """Raise TunedDBError where the merge at the run's end would be refused for what is known now."""
+    writes = recorded_tuner(tuner).produces
+    if writes == "configs":
+        raise TunedDBError(
+            f"--db {db}: the tuner {tuner} writes config files, and no table names them; run it without --db, then: "
+            + command("configs merge RUN --into TREE")
+        )
+    if not db.parent.is_dir():
+        raise TunedDBError(f"--db {db}: there is no folder {db.parent}; make it first: mkdir -p {db.parent}")
+    if not db.exists():
+        return
+    if not db.is_file():
+        raise TunedDBError(f"--db {db}: is not a file; name the table itself, such as {db / family.tuned_csv}")
+    table = read_table(db, family)
+    kind, rows = kind_of_table(table, current_records(table, read_records(db)))
+    if kind and writes and kind != writes:
+        name = kernel_of(table.cells(rows[0]))[:MAX_NAME]
+        what = (
+            f"--db {db}: is a table of {OWNER[kind]} kernels (line {rows[0].line}: {name}), and the tuner {tuner}"
+            f" writes {OWNER[writes]}: AITER stops at a name that it has no kernel of, so a table is never both"
+        )
+        raise TunedDBError([what, f"use a table of their own: --db {table_beside(db, tuner)}"])
+
+
+def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[str]:
+    """A warning where AMD GPUs, (node, gfx) each, are about to be tuned by a tuner that AITER loads nothing of."""
+    amd = [node for node, gfx in nodes if (gfx or "").startswith("gfx")]
+    if not amd or recorded_tuner(tuner).produces != "own":
+        return []
+    return [
+        f"warning: {and_more(amd, 4)}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: AITER"
+        " loads nothing of its table; --tuner aiter writes AITER's"
+    ]

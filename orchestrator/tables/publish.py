@@ -21,7 +21,7 @@ from orchestrator.tables.provenance import Facts
 from orchestrator.tables.publish_rows import Part, make_part
 from orchestrator.tables.pull_request import collect_evidence, title_of
 from orchestrator.tables.run_folders import has_config_files, table_of
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import family_of
 from orchestrator.templating import render
 from worker.families import Family
 

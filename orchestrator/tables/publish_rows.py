@@ -23,11 +23,11 @@ from orchestrator.tables.export import time_rank
 from orchestrator.tables.keys import CHIP_COLUMNS, TAG, Key, Place, best_by_key, file_order, key_names
 from orchestrator.tables.merge import csv_line, newcomer_line
 from orchestrator.tables.merge_input import open_sources
-from orchestrator.tables.model_names import model_names
 from orchestrator.tables.newcomers import Incumbent, Judged, Newcomer, NewcomerPool, make_incumbent
 from orchestrator.tables.provenance import Facts
 from orchestrator.tables.rules import REBUILD, RowRules
 from orchestrator.tables.table import Table, TableRow, read_table
+from orchestrator.tables.table_names import model_names
 from worker.families import Family
 
 MODELS = "aiter/configs/model_configs"
@@ -119,7 +119,7 @@ def _header_of_new_table(build: Build, family: Family) -> tuple[str, ...]:
     """The columns of the tree's own table; today's if that is older than gfx, as others may stand beside it."""
     header = build.header(family)
     has_chip = set(family.chip_columns) <= set(header)
-    is_needed = header and build.start_merge(family).other_columns_stop
+    is_needed = header and build.merge_rules(family).stops_at_other_columns
     return header if has_chip or is_needed else family.tuned_header
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from worker.aiter_tree.locate import NotATreeError, ScratchTree, Tree, choose
+from worker.aiter_tree.locate import NotATreeError, Tree, choose
+from worker.aiter_tree.scratch_tree import ScratchTree
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
 from worker.bench.measuring import Backend, BoundCase, Call, Inputs
 from worker.bench.torch_backend import TorchBackend

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import ScratchTree, TreeFiles, digest
+from worker.aiter_tree.locate import TreeFiles
+from worker.aiter_tree.scratch_tree import ScratchTree, digest
 from worker.families import Family
 from worker.tuners.aiter.findings import Findings
 from worker.tuners.aiter.workarounds import WORKAROUNDS, WorkaroundRefusedError

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.kernels import PLACES, KernelLists
+from worker.aiter_tree.kernel_lists import PLACES, KernelLists
 from worker.device import Gauge, text_of
 from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
 from worker.protocol.spec import BAD_ENDS

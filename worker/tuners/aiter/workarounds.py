@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.aiter_tree.locate import ScratchTree, TreeFiles
+from worker.aiter_tree.locate import TreeFiles
+from worker.aiter_tree.scratch_tree import ScratchTree
 
 A4W4 = "a4w4_blockscale"
 LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
