@@ -1,7 +1,9 @@
-"""Check tuned tables against AITER's rules, row by row and together, as AITER merges them at its start; with a build,
-against that AITER: its kernels and chips, the keys of all tables that it merges, order and line ends.
+"""Check tuned tables against AITER's rules, row by row and together, as AITER merges them when it starts; with a build,
+against that AITER: its kernels and chips, the keys of all tables that it merges, order and line ends. No GPU is needed.
 
-Each finding has a way out (`rules.FIXES`). No GPU is needed.
+`db check` and `publish` call `check_tables`, which makes a `TableCheck` of each table. The rules for a single row are
+in `rules.py`, and so is the way out of each finding (`rules.FIXES`). A new rule for a whole table is a step of
+`TableCheck.run`.
 """
 
 from __future__ import annotations
@@ -42,23 +44,28 @@ SINCE_LATELY = ("xbf16", "flat")
 _NAME_OR_NUMBER = re.compile(r"\S*\d\S*")
 
 SeenKeys = dict[Any, str]
-"""FILE:LINE of each key of a family so far."""
+"""`FILE:LINE` of the first row of each key, over all tables of a family so far."""
 
 
 @dataclass(slots=True)
 class CheckedTable:
-    """A table that was checked. `family` is "" where none is known here. `known` and `stale` count its records of
-    provenance, `kinds` its rows by whose kernels they have, `build` its rows by what a build makes of them."""
+    """A table that was checked, with its findings."""
 
     path: Path
     family: str
+    """Empty if it is of no family that is tuned here."""
     rows: int = 0
     chips: Counter[str] = field(default_factory=Counter)
+    """Its rows by chip."""
     findings: list[Finding] = field(default_factory=list)
     known: int = 0
+    """Its records of provenance that are current."""
     stale: int = 0
+    """Its records whose row has changed or gone."""
     kinds: Counter[str] = field(default_factory=Counter)
+    """Its rows by the owner of their kernels (`row_kernels.KernelKind`)."""
     build: dict[str, int] | None = None
+    """Its rows by their standing in a build (`loads`, `rebuild`, ...), None without a build."""
 
     @property
     def has_records(self) -> bool:
@@ -148,9 +155,10 @@ def verdict_of(tables: Iterable[CheckedTable]) -> Verdict:
 def check_tables(
     paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None, *, alone: bool = False
 ) -> tuple[list[CheckedTable], list[str]]:
-    """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
+    """Check tables: (the checked ones, a sentence on each that could not be read at all).
 
-    `build`: the AITER that is to serve them, to which they are held; `alone`: it reads none of its own beside them.
+    A folder is a run's, or one with AITER's tables. `wanted`: the family, None to find it out. `err_ratio`: the largest
+    share of wrong elements. `build`: the AITER that is to serve the tables; `alone`: it reads none of its own beside.
     """
     checked: list[CheckedTable] = []
     faults: list[str] = []

@@ -1,9 +1,10 @@
 """Export of tuned tables to AITER: environment lines or files, and the rows that it refuses, never selects or must
 rebuild.
 
+`db export` calls `read_sources` and `export_tables`; without a build it says what AITER since 2026 does in general.
 Read from ROCm/aiter at e4048607a5: `AITER_CONFIG` in aiter/jit/core.py (merging and duplicates), the dispatch tables of
 csrc/ck_gemm_*/*.cu and csrc/ck_batched_gemm_*/*.cu (what is compiled in), aiter/jit/optCompilerConfig.json (from which
-tables it is). `model_names.py` says how a model's tables are called.
+tables it is). `table_names.py` says how a model's tables are called.
 """
 
 from __future__ import annotations
@@ -37,15 +38,18 @@ COMPILED = ("ck", "cktile")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Environment lines that make AITER read the tables, files written, and what AITER would do with the rows."""
+    """The outcome of an export."""
 
     env: list[str] = field(default_factory=list)
+    """Lines that make AITER read the tables: `export AITER_CONFIG_GEMM_A8W8=/tables/a8w8.csv`."""
     files: list[str] = field(default_factory=list)
+    """Files that were written."""
     findings: list[Finding] = field(default_factory=list)
+    """Findings on what AITER would do with the rows."""
 
     @property
     def failed(self) -> bool:
-        """Return whether AITER would fail, or would use none of the rows."""
+        """True if AITER would fail, or would use none of the rows."""
         return any(finding.level == "error" for finding in self.findings)
 
 

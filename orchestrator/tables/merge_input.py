@@ -1,4 +1,8 @@
-"""The input of a merge: the tables, profiles and runs that a user names, their rows, and the facts of each row."""
+"""The input of a merge: the tables, profiles and runs that a user names, their rows, and the facts of each row.
+
+`db merge`, `publish` and the recheck of a run call `open_sources`. A run's folder gives its tuned.csv as a table and
+its profile.csv as a profile. The rows are read while the merge iterates over them, so that files may be of any size.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,17 @@ BESIDE_A_TIME = ("attempt", "node", "slot", "samples", "margin")
 
 @dataclass(slots=True)
 class MergeInput:
-    """`tables` give newcomers, `profiles` what was measured beside them; both are read when they are iterated."""
+    """The input of a merge, all of one family."""
 
     family: Family
     tables: list[Path]
+    """Their rows are newcomers."""
     profiles: list[Path]
+    """Their rows were measured beside the newcomers."""
     facts_of: dict[str, Facts] = field(default_factory=dict)
+    """The facts of a table's newcomers, by the table's path."""
     notes: list[str] = field(default_factory=list)
+    """Sentences on what was read; complete when the rows were read."""
 
     def newcomers(self) -> Iterator[dict[str, str]]:
         """The rows of the tables. Raises TunedDBError."""

@@ -38,7 +38,7 @@ MAX_EXAMPLES = 5
 """Most rows that a message names."""
 
 Chip = tuple[str, ...]
-"""gfx and cu_num, as a place begins."""
+"""(gfx, cu_num) as text: a place begins so."""
 
 
 def rows_by_kind(table: Table, known: Mapping[Place, Record]) -> dict[KernelKind, list[TableRow]]:

@@ -38,15 +38,18 @@ Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 
 class Record(NamedTuple):
-    """A line, parsed and as it is."""
+    """The record of one row."""
 
-    place: str
+    place: Place
     us: float | None
+    """The time that the row had when it was measured."""
     document: Mapping[str, Any]
+    """The line, parsed."""
     line: str
+    """The line as it is in the file, without its end."""
 
     def text(self, name: str) -> str:
-        """A field as text, "" where it is not known."""
+        """A field as text, "" if it is not known."""
         return str(self.document.get(name) or "")
 
 

@@ -1,5 +1,8 @@
-"""The rows in the text of a pull request: the title, the facts of the measurements, the commands that repeat them.
-`templates/pull-request.md.j2` is the text."""
+"""The parts of a pull request's text that are drawn from the rows and their records: the title, the facts of the
+measurements, and the commands that repeat them.
+
+`publish.py` calls `title_of` and then `collect_evidence`. `templates/pull-request.md.j2` is the text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ FACTS: Mapping[str, str] = {
 NEEDED = ("device", "rocm", "aiter_commit", "run")
 """Fields that a review asks for."""
 CLOCKS = {"clock_mhz": "GPU clock (MHz)", "memory_clock_mhz": "memory clock (MHz)"}
+"""Fields of a reading of clocks, and their names in the text."""
 COUNTS = {"tried": "candidates tried", "failed": "of them without a right result"}
+"""Fields of a row's record that are added up, and their names in the text."""
 UNKNOWN = "not recorded"
 TYPE_COLUMNS = ("q_dtype_a", "q_dtype_w", "dtype")
 _TYPE_WORD = re.compile(r"(?<![a-z0-9])(?:mx)?(?:fp|bf|int)\d+(?![0-9])", re.I)
@@ -69,12 +74,14 @@ def title_of(wanted: str, model: str, parts: Sequence[Part], won: Sequence[Any])
 
 
 class Evidence(NamedTuple):
-    """The evidence for a review: `facts` of the measurements by name, and `commands` that repeat them. `missing`: the
-    facts that a reviewer will ask for and the run does not have."""
+    """The evidence for a review."""
 
     facts: dict[str, str]
+    """Facts of the measurements, by their names in the text."""
     commands: list[str]
+    """Commands that repeat the measurements."""
     missing: list[str]
+    """Facts that a reviewer will ask for and the runs do not have."""
 
 
 def collect_evidence(parts: Sequence[Part], won: Sequence[Any], folders: Sequence[Path], runs: Path) -> Evidence:
