@@ -1,7 +1,8 @@
 """AITER as a project of config files: where its tree has them, what it reads of them, and what it must answer.
 
-`AiterTree` lays winners out, checks a file, names the readers of a bucket, and looks configs up as AITER does
-(`aiter_trial.py` asks AITER's own function). `default_readers.py` says which shapes a changed default file moves.
+`AiterTree` is the `ConfigTree` that a merge works with (`config_tree.py` has the order of its calls). Its answers are
+of AITER's own function (`aiter_trial.py`), or else of our reading of the files (`worker/triton_configs/resolve.py`).
+`default_readers.py` says which shapes a changed default file moves.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class AiterTree:
                 yield finding
 
     def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
-        """The bucket that AITER takes for an M."""
+        """The name of the bucket that AITER takes for an M."""
         return bucket_for(buckets, m, self.resolver.bounds(won.place.kind))
 
     def readers(self, won: WinnerFile) -> tuple[str, ...]:
@@ -70,8 +71,8 @@ class AiterTree:
         return tuple(other_operators(self.resolver, won.place.kind))
 
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
-        """Answers that AITER must give, at every bound and just above: the changed files (path and text after) as
-        planned, and the shapes of their neighbours, and one without a file, as now."""
+        """The answers that AITER must give, at every bound and just above it: for the shapes of the changed files as
+        planned; for all other shapes of these kinds that have files, and for one that has none, as now."""
         files, _ = list_files(self.resolver)
         new_buckets = {change.path: parse_config_file(change.after).buckets for change in changes}
         lookups: list[PlannedLookup] = []

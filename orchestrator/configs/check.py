@@ -52,22 +52,29 @@ def kinds_named(family: str | None) -> Sequence[ConfigKind]:
 
 @dataclass(frozen=True, slots=True)
 class CompiledBucket:
-    """A bucket, and what compiling it gave. `shape`: (M, N, K, B); M is the last that it serves, or twice the last
-    bound if there is no last. `lds`: bytes of LDS; `vgprs`, `spills`: registers used and spilled. `error`: why it does
-    not compile; `skipped`: this kind cannot be compiled here."""
+    """A bucket to be compiled, and afterwards the outcome."""
 
     kind: str
     path: str
     line: int
     bucket: str
+    """Its name, `M_LEQ_16`."""
     shape: tuple[int, int, int, int | None]
+    """(M, N, K, B) that it is compiled for; M is the last that it serves, or twice the last bound if there is no
+    last."""
     values: Bucket
     lds: int = 0
+    """Bytes of LDS that it needs."""
     vgprs: int | None = None
+    """Registers used."""
     spills: int = 0
+    """Registers spilled."""
     hash: str = ""
+    """Triton's hash of the compiled kernel."""
     error: str = ""
+    """The reason why it does not compile, "" if it does."""
     skipped: bool = False
+    """A kind that cannot be compiled here."""
 
     def finding(self, level: Level, rule: str, text: str) -> Finding:
         """A finding on this bucket."""

@@ -1,4 +1,8 @@
-"""The interface between a merge and a project of config files: `ConfigTree`, which AITER's and an engine's tree are."""
+"""The interface between a merge and a project of config files: `ConfigTree`.
+
+`merge.py` knows a project only by this. `aiter_tree.AiterTree` is one for AITER, `engine_tree.EngineTree` one for vLLM
+and SGLang. Another project of config files is another class with these methods.
+"""
 
 from __future__ import annotations
 
@@ -16,39 +20,48 @@ from worker.triton_configs.tree_files import FilePlan
 
 
 class PlannedLookup(NamedTuple):
-    """A question to a project (its arguments), and its answers before and after a merge."""
+    """A question to a project, and its answers before and after a merge."""
 
     call: Any
+    """The arguments of its function: of AITER the keywords of `get_gemm_config`, of an engine (layer, M)."""
     before: Bucket
     after: Bucket
 
 
 @dataclass(frozen=True, slots=True)
 class LookupTrial:
-    """The answers, one a call: the values, None where the call failed. `how`: the way of the import and Triton's
-    version; `why_not`: why there are no answers; `notes`: for the user."""
+    """The answers of a project's own function to all lookups of a merge."""
 
     answers: tuple[Bucket | None, ...] = ()
+    """The config for each call, None if the call failed."""
     how: str = ""
+    """The function that answered, for the user: `get_gemm_config with Triton 3.4.0, imported as it is`."""
     why_not: str = ""
+    """The reason why it could not be asked, "" if it was."""
     notes: tuple[str, ...] = ()
+    """Sentences for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file to be written. `before`: its text, None for a new file; `source`: the file whose buckets it holds;
-    `callers`: other readers of it on this chip."""
+    """A file to be written."""
 
     won: WinnerFile
+    """The winners that it gets."""
     path: Path
     source: Path
+    """The file whose buckets it holds beside the winners'; another one if the file is new."""
     before: str | None
+    """Its text before, None for a new file."""
     after: str
+    """Its text after."""
     callers: tuple[str, ...]
+    """Other readers of it on this chip."""
 
 
 class ConfigTree(Protocol):
-    """The config files of a project for one device. A merge calls these in this order."""
+    """The config files of a project for one device. A merge calls these in this order; nothing is written before
+    `planned_lookups` has returned, and `prove` is called again when all files are written."""
 
     def plan_file(self, won: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError and OSError."""

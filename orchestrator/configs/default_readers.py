@@ -1,6 +1,7 @@
 """Readers of a default file of AITER's: the shapes that a changed bucket moves, and the operators that compute them.
 
-A default file may change only if each of these shapes was measured through each of these operators.
+A shape without a file of its own reads the default. So a default file may change only if each of these shapes was
+measured through each of these operators: `merge.py` asks `missing_measurements`, and refuses if there are some.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from worker.triton_configs.loader_calls import find_readers
 from worker.triton_configs.resolve import TRITON, ResolveError, Resolver, bucket_for
 
 RECHECK_LIST = "recheck.csv"
+"""The list of shapes that have to be measured; `tune` reads it."""
 
 
 class ShapeSizes(NamedTuple):

@@ -1,8 +1,8 @@
 """vLLM as a project of config files: where its package or an override folder has them, and what it must answer.
 
-All answers are the engine's own: its look-up runs in a fresh process for each set of questions. SGLang's files are
-asked for in the same way, but only winners of SGLang's own kernel may change them. `engine_check.py` checks files that
-are there.
+`EngineTree` is the `ConfigTree` that a merge works with (`config_tree.py` has the order of its calls). All answers are
+the engine's own: its look-up runs in a fresh process for each set of questions. SGLang's files are asked for in the
+same way, but only winners of SGLang's own kernel may change them. `engine_check.py` checks files that are there.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ LAST_M = 16384
 """The range of the last key is asked for up to here."""
 LAST_STEPLESS_M = 1024
 """vLLM's default config may change at any M up to this."""
-# Names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another.
 DEVICE_SPELLINGS = (
     ("AMD Instinct MI355X", "AMD Instinct MI355_OAM", "0x75b0"),
     ("AMD Instinct MI350X", "AMD Instinct MI350_OAM"),
     ("NVIDIA H200", "NVIDIA H200 NVL"),
 )
+"""Names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another."""
 T = TypeVar("T")
 
 
@@ -87,15 +87,18 @@ def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
 
 
 class LayerFacts(NamedTuple):
-    """Facts of a layer by its engine. `target`: where it looks first; `file_read`: the file that it reads; `today`:
-    ranges of M with what they get; `source`: hash of the kernel; `aliases`: the file's name on devices of other
-    names."""
+    """Facts of a layer, told by its engine."""
 
     target: Path
+    """The path where it looks for the layer's file first, whether or not there is one."""
     file_read: Path | None
+    """The file that it reads, None if it finds none."""
     today: list[ConfigRange]
+    """All M with the configs that they get now."""
     source: str
+    """The hash of the file with the kernel."""
     aliases: dict[str, str]
+    """The name of the layer's file on the same chip with another driver, by the name that this driver gives it."""
 
 
 def layer_facts(

@@ -1,7 +1,9 @@
-"""Merge a run's winners into a tree: planned from the files that its project resolves today, proven before and after.
+"""Merge a run's winners into a tree of config files, and undo such a merge.
 
-A change is refused as a whole where one winner of it does not hold: its old config is no longer the tree's, an M would
-become slower, a key is missing, or the project's own function does not give what was planned.
+`merge_run` opens the tree of each device (`ConfigTree`), plans the new text of each file, proves that the project reads
+the files as we do, writes them under the journal (`journal.py`), and proves them again. It writes all files or none: it
+refuses if one winner does not hold, because its old config is no longer the tree's, an M would become slower, a key is
+missing, or the project's own function does not give what was planned.
 """
 
 from __future__ import annotations
@@ -44,25 +46,30 @@ KEPT_FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """`default`: default files of AITER may change too; then every shape that resolves to a changed bucket, of AITER's
-    lists and of `lists`, must be among the run's measurements, through every operator that is not among `checked`."""
+    """The options of a merge into AITER's files."""
 
     default: bool = False
+    """Default files may change too. Then every shape that reads a changed bucket must be among the run's measurements,
+    through every operator: the shapes are those of AITER's lists and of `lists`."""
     lists: Sequence[Path] = ()
+    """Lists of shapes of the user's models."""
     checked: Sequence[str] = ()
+    """Operators that the user vouches for: nothing has to be measured through them."""
 
 
 @dataclass(slots=True)
 class MergeReport:
-    """The outcome of a merge. `proof` says how the new files were proven to be read, by how many `lookups`. `notes` are
-    for the user."""
+    """The outcome of a merge."""
 
     run: str
     tree: str
     changes: list[FileChange] = field(default_factory=list)
     proof: str = ""
+    """The function that proved the new files (`LookupTrial.how`)."""
     lookups: int = 0
+    """The number of its answers that were compared."""
     notes: list[str] = field(default_factory=list)
+    """Sentences for the user."""
 
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`."""

@@ -157,12 +157,14 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A decoded file. `lines`: physical lines without their ends (`ends`: LF, CRLF or CR); at least one has content.
-    Bytes that are not UTF-8 stay in them as surrogates."""
+    """A decoded file."""
 
     lines: list[str]
+    """Physical lines without their ends; at least one has content. Bytes that are not UTF-8 are surrogates in them."""
     bom: bool
+    """It begins with a byte order mark."""
     ends: str
+    """The ends of its lines: LF, CRLF or CR."""
 
 
 def decode(data: bytes, faults: Faults) -> Text | None:

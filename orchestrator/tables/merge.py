@@ -274,5 +274,5 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
         "restored": str(undone.restored),
         "aside": str(undone.aside),
         "records": undone.companion,
-        "left": undone.left,
+        "left": undone.states_left,
     }

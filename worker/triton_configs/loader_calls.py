@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 ANYTHING = ".*"
+"""The pattern of an expression that is not understood."""
 
 
 class LoaderCall(NamedTuple):
-    """A call within a function. `config`: pattern of the names that it may ask for; `bounds`: None if the call
-    has none, () if they are not a literal; `backend`: None if the call does not name one."""
+    """A call of the loader within a function."""
 
     function: str
     config: str
+    """Pattern of the config names that it may ask for: `GEMM\\-A16W16`, `FUSED\\-(?:A|B)`."""
     bounds: tuple[int, ...] | None
+    """None if the call has none, () if they are not a literal."""
     backend: str | None
+    """None if the call does not name one."""
 
 
 def parse_module(path: Path) -> ast.Module:

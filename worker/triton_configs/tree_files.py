@@ -1,4 +1,7 @@
-"""Config files of a tree of AITER: those that are there (`list_files`), and a file as it is to be (`plan_file`)."""
+"""Config files of a tree of AITER: those that it has (`list_files`), and a file with winners (`plan_file`).
+
+A merge writes what `plan_file` gives; a benchmark puts it into a scratch copy of a tree.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ _SIZES = re.compile(r"(?:B=(\d+)-)?N=(\d+)-K=(\d+)\Z")
 
 @dataclass(frozen=True, slots=True)
 class TreeFile:
-    """A config file of a tree. `path_in_tree`: its path below the root. `suffix`: "" for the default; `sizes`:
-    (B, N, K) where the suffix spells them."""
+    """A config file of a tree."""
 
     path: Path
     path_in_tree: str
+    """Its path below the root."""
     kind: ConfigKind
     suffix: str
+    """The end of its name that says for which shapes it is, `N=1280-K=8192`; "" for a default file."""
     sizes: tuple[int | None, int, int] | None
+    """(B, N, K) if the suffix spells them; B is None without one."""
 
     @property
     def is_gluon(self) -> bool:
@@ -94,19 +99,24 @@ def _begins(stem: str, name: str) -> bool:
 
 
 class FilePlan(NamedTuple):
-    """Buckets of `source`, the file that the shape reads now, and those that `target` is to hold, with its text."""
+    """A file as a merge is to write it."""
 
     source: Path
+    """The file that the shape reads now."""
     target: Path
+    """The file to be written: the shape's own, or the default."""
     old: dict[str, Bucket]
+    """The buckets of the source."""
     new: dict[str, Bucket]
+    """The buckets of the target."""
     text: str
+    """The target's text."""
 
 
 def plan_file(
     resolver: Resolver, kind: ConfigKind, shape: tuple[int | None, int, int] | None, won: Mapping[str, Bucket]
 ) -> FilePlan:
-    """The file of a shape (B, N, K), None for the default file, with the winners by bucket.
+    """Plan the file of a shape (B, N, K), None for the default file, with `won`, the winners' configs by bucket.
 
     Raises ResolveError, ConfigFileError, OSError, and ValueError where no bucket can hold what must not move.
     """
