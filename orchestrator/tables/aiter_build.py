@@ -26,7 +26,7 @@ from orchestrator.tables.table import TableRow, read_table
 from orchestrator.tables.table_names import shipped_tables
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.kernels import KernelAvailability, availability
-from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
+from worker.aiter_tree.locate import NotATreeError, tree_at
 from worker.families import NULLS, Family, backend_of
 
 IMPORTED_BACKENDS = {"flydsl": "flydsl", "triton": "", "opus": ""}
@@ -117,7 +117,7 @@ class Build:
     def chips(self) -> frozenset[str]:
         """The architectures that it knows (`gfx942`, ...); none where they are not readable."""
         utils = self.tree.package / "jit" / "utils"
-        texts = [_read_text(utils / name) for name in ("build_targets.py", "chip_info.py")]
+        texts = [self._lists.files.text(utils / name) for name in ("build_targets.py", "chip_info.py")]
         return frozenset(re.findall(r"[\"'](gfx[0-9a-f]+)[\"']", "".join(texts)))
 
     def header(self, family: Family, *, untuned: bool = False) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class Build:
         return family.from_aiter(column.strip() for column in columns)
 
     def _read_merge_rules(self, family: Family) -> MergeRules:
-        core = _read_text(self.tree.package / "jit" / "core.py")
+        core = self._lists.files.text(self.tree.package / "jit" / "core.py")
         untuned_columns = self.header(family, untuned=True)
         key_columns: tuple[str, ...] = (*family.chip_columns, *family.key_names)
         if untuned_columns:
@@ -182,11 +182,3 @@ class Build:
                     compiled.names.add(name)
                     compiled.shapes.add((row.key, name))
         return compiled
-
-
-def _read_text(path: Path) -> str:
-    """The text of a file of the tree, "" where it is not readable."""
-    try:
-        return read_text(path)
-    except (OSError, ValueError):
-        return ""

@@ -37,8 +37,6 @@ VERDICTS: Mapping[Verdict, str] = {
 }
 MAX_ROWS = 5
 """Most rows of one cause that a line names."""
-SINCE_LATELY = ("xbf16", "flat")
-"""Columns that only today's AITER writes; a table without them needs no warning."""
 
 # A kernel's name, a size, FILE:LINE.
 _NAME_OR_NUMBER = re.compile(r"\S*\d\S*")
@@ -256,7 +254,7 @@ class TableCheck:
     def _check_header(self) -> None:
         if self._reader.head.startswith("\ufeff"):
             self.checked.add(1, BrokenRule("bom", "warning", "begins with a byte order mark"))
-        needed = [name for name in self.family.tuned_header if name not in SINCE_LATELY]
+        needed = [name for name in self.family.tuned_header if name not in self.family.late_columns]
         missing = self.family.to_aiter(name for name in needed if name not in self.header)
         if missing:
             text = f"has no column {', '.join(missing)}, as tables of an earlier date"

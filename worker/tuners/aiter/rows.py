@@ -25,7 +25,8 @@ _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "ksplit": "splitK"}
 _MEASURED = frozenset(("us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2"))
 _KINDS = {f.name: f.kind for f in FIELDS}
-_FMOE = ("block_m", "run_1stage", "xbf16", "flat", "us1", "us2", "kernelName1", "err1", "kernelName2", "err2")
+_READ_APART = frozenset(("us", "kernelName", "libtype", "errRatio"))
+"""Fields of a row that `to_row` does not copy from the column of their name."""
 
 Cells = dict[str, str]
 Keys = Mapping[int, Mapping[str, int | str]]
@@ -74,7 +75,9 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float) -> Row:
     name = c.get("kernelName") or c.get("kernelName1") or ""
     row: Row = {"us": -1.0, "kernelName": "" if name.lower() in _NULLS else name}
     row["libtype"] = backend_of(family.name, c)
-    for column in ("kernelId", "splitK", "tflops", "bw", *(_FMOE if family.two_stages else ())):
+    for column in dict.fromkeys(("kernelId", "splitK", "tflops", "bw", *family.result_columns)):
+        if column not in _KINDS or column in _READ_APART:
+            continue
         value: Any = c.get(column, "")
         if (kind := _KINDS[column]) is not str:
             number = parse_number(value)
