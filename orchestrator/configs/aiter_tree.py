@@ -44,31 +44,36 @@ class AiterTree:
         except ResolveError as e:
             raise InputError(str(e)) from e
 
-    def plan_file(self, won: WinnerFile) -> FilePlan:
+    def plan_file(self, winner_file: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError and OSError."""
-        return plan_file(self.resolver, won.place.kind, None if won.place.is_default else won.shape, won.values)
+        return plan_file(
+            self.resolver,
+            winner_file.place.kind,
+            None if winner_file.place.is_default else winner_file.shape,
+            winner_file.values,
+        )
 
-    def check(self, won: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
         """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
-        for name, winner in won.winners.items():
+        for name, winner in winner_file.winners.items():
             side, bound = bound_of(name)
             if side != "any" and bound not in {row.m for row in winner.measured}:
                 text = f"was not measured at M={bound}, its bound"
                 yield Finding("error", "bound", str(plan.target), 0, text, name)
-        kind = won.place.kind
+        kind = winner_file.place.kind
         file = parse_config_file(plan.text, plan.target)
-        for finding in lint_content(file, kind, self.resolver.bounds(kind), won.place.device.name):
+        for finding in lint_content(file, kind, self.resolver.bounds(kind), winner_file.place.device.name):
             forbids = finding.level == "error" or finding.rule == "required"
-            if forbids and (finding.bucket in won.winners or not finding.bucket):
+            if forbids and (finding.bucket in winner_file.winners or not finding.bucket):
                 yield finding
 
-    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+    def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The name of the bucket that AITER takes for an M."""
-        return bucket_for(buckets, m, self.resolver.bounds(won.place.kind))
+        return bucket_for(buckets, m, self.resolver.bounds(winner_file.place.kind))
 
-    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+    def readers(self, winner_file: WinnerFile) -> tuple[str, ...]:
         """Other operators that read its files."""
-        return tuple(other_operators(self.resolver, won.place.kind))
+        return tuple(other_operators(self.resolver, winner_file.place.kind))
 
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
         """The answers that AITER must give, at every bound and just above it: for the shapes of the changed files as
@@ -76,9 +81,9 @@ class AiterTree:
         files, _ = list_files(self.resolver)
         new_buckets = {change.path: parse_config_file(change.after).buckets for change in changes}
         lookups: list[PlannedLookup] = []
-        for kind in {change.won.place.kind for change in changes}:
+        for kind in {change.winner_file.place.kind for change in changes}:
             shapes = {file.sizes for file in files if file.kind is kind and file.sizes}
-            shapes |= {change.won.shape for change in changes if change.won.place.kind is kind}
+            shapes |= {change.winner_file.shape for change in changes if change.winner_file.place.kind is kind}
             without_file = (None, max(n for _, n, _ in shapes) + 1, 64)
             for shape in sorted({*shapes, without_file}, key=str):
                 lookups += self._lookups_of_shape(kind, shape, new_buckets)

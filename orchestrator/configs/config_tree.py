@@ -46,7 +46,7 @@ class LookupTrial:
 class FileChange:
     """A file to be written."""
 
-    won: WinnerFile
+    winner_file: WinnerFile
     """The winners that it gets."""
     path: Path
     source: Path
@@ -63,16 +63,16 @@ class ConfigTree(Protocol):
     """The config files of a project for one device. A merge calls these in this order; nothing is written before
     `planned_lookups` has returned, and `prove` is called again when all files are written."""
 
-    def plan_file(self, won: WinnerFile) -> FilePlan:
+    def plan_file(self, winner_file: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError and OSError."""
 
-    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+    def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The bucket that the project takes for an M."""
 
-    def check(self, won: WinnerFile, plan: FilePlan) -> Iterable[Finding]:
+    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterable[Finding]:
         """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
 
-    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+    def readers(self, winner_file: WinnerFile) -> tuple[str, ...]:
         """Others that read the file."""
 
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:

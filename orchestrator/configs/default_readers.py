@@ -88,16 +88,18 @@ def shapes_reading_default(
 
 
 def missing_measurements(
-    resolver: Resolver, won: WinnerFile, lists: Sequence[Path], folder: Path, checked: Sequence[str] = ()
+    resolver: Resolver, winner_file: WinnerFile, lists: Sequence[Path], folder: Path, checked: Sequence[str] = ()
 ) -> list[str]:
     """Measurements that are missing before the default may change: a sentence an operator.
 
     `checked`: operators that the user vouches for. The shapes to measure are written into `recheck.csv` of `folder`,
     which `tune` reads.
     """
-    kind = won.place.kind
-    needed = shapes_reading_default(resolver, kind, list(won.winners), lists)
-    measured = {(row.caller, ShapeSizes(row.b if kind.batched else None, row.n, row.k, row.m)) for row in won.measured}
+    kind = winner_file.place.kind
+    needed = shapes_reading_default(resolver, kind, list(winner_file.winners), lists)
+    measured = {
+        (row.caller, ShapeSizes(row.b if kind.batched else None, row.n, row.k, row.m)) for row in winner_file.measured
+    }
     can_call = {"": True}  # by operator; "" is the kind's own wrapper
     for operator, is_callable in other_operators(resolver, kind).items():
         if operator not in checked:
@@ -118,8 +120,8 @@ def missing_measurements(
     for operator, shapes in missing.items():
         todo = _what_to_do(operator, len(shapes), can_call[operator], folder / RECHECK_LIST)
         sentences.append(
-            f"{won.path.name}: {plural(len(shapes), 'shape')} of {len(needed)} that read"
-            f" {and_more(list(won.winners), 3)} through {operator or kind.function} not measured again:"
+            f"{winner_file.path.name}: {plural(len(shapes), 'shape')} of {len(needed)} that read"
+            f" {and_more(list(winner_file.winners), 3)} through {operator or kind.function} not measured again:"
             f" {and_more([f'{s.m}x{s.n}x{s.k}' for s in shapes], 4)}; {todo}"
         )
     return sentences

@@ -169,47 +169,47 @@ class EngineTree:
         facts = self._ask(layer_facts, _other_spellings(self.device), layers, answers=len(layers))
         self._facts = dict(zip(layers, facts, strict=True))
 
-    def plan_file(self, won: WinnerFile) -> FilePlan:
+    def plan_file(self, winner_file: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError."""
-        layers = won.layers
+        layers = winner_file.layers
         facts = self._facts[layers[0]]
-        self._check_fits(won, facts)
+        self._check_fits(winner_file, facts)
         ranges: list[ConfigRange] = []
-        for winner in won.winners.values():
+        for winner in winner_file.winners.values():
             ranges.append(ConfigRange(winner.place.first, winner.place.last, winner.values, winner.place.key))
         old = facts.today
         new = old if _all_hold(old, ranges) else merge_ranges(old, ranges)
         self._planned[facts.target] = old, new
-        self._note_gaps(won, facts)
+        self._note_gaps(winner_file, facts)
         text = _text_with_entries(facts.file_read.read_text() if facts.file_read else "", entries_of(new))
         return FilePlan(facts.file_read or facts.target, facts.target, _buckets(old), _buckets(new), text)
 
-    def _check_fits(self, won: WinnerFile, facts: LayerFacts) -> None:
+    def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
-        project, _, source = won.place.engine
+        project, _, source = winner_file.place.engine
         if project != self.project and source != facts.source:
             raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(project)}'s kernel is another")
-        if project == self.project and facts.target.name != won.path.name:
+        if project == self.project and facts.target.name != winner_file.path.name:
             raise ValueError(f"{self.name} looks for {facts.target.name}; tune again with it")
         if not facts.target.is_relative_to(self.root):
             raise ValueError(f"{self.name} reads it from {facts.target.parent} alone: give that package")
-        if any(self._facts[layer].today != facts.today for layer in won.layers):
+        if any(self._facts[layer].today != facts.today for layer in winner_file.layers):
             raise ValueError("its models get different configs today: tune one alone")
 
-    def _note_gaps(self, won: WinnerFile, facts: LayerFacts) -> None:
+    def _note_gaps(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Notes on another kernel file, and on layers for which a range was not measured."""
         file_name = facts.target.name
-        _, version, source = won.place.engine
+        _, version, source = winner_file.place.engine
         if source != facts.source:
             self.notes.append(f"{file_name}: measured with the kernel of {version}; {self.name} has another file")
-        for layer in won.layers:
-            for bucket, winner in won.winners.items():
+        for layer in winner_file.layers:
+            for bucket, winner in winner_file.winners.items():
                 if layer not in layers_of(winner.measured):
                     self.notes.append(f"{file_name}: {bucket} was not measured for {describe_layer(layer)}")
 
-    def check(self, won: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
         """Ranges that were not measured at both ends, by a layer that was measured there."""
-        for name, winner in won.winners.items():
+        for name, winner in winner_file.winners.items():
             missing: set[int] = set()
             for layer in layers_of(winner.measured):
                 measured_ms = {row.m for row in winner.measured if row.layer == layer}
@@ -217,17 +217,17 @@ class EngineTree:
             for m in sorted(missing):
                 yield Finding("error", "end", str(plan.target), 0, f"was not measured at M={m}, its end", name)
 
-    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+    def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The range that holds an M."""
         return [name for name in buckets if int(name[2:].partition("-")[0]) <= m][-1]
 
-    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+    def readers(self, winner_file: WinnerFile) -> tuple[str, ...]:
         """Other models and devices that read the file."""
-        layers = won.layers
+        layers = winner_file.layers
         readers: list[str] = []
         if layers[0].op == "moe":
             readers.append(f"every model with its E and N (measured: {', '.join(map(describe_layer, layers))})")
-        readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == won.path.name]
+        readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == winner_file.path.name]
         return tuple(readers)
 
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
@@ -238,7 +238,7 @@ class EngineTree:
             old, new = self._planned[change.path]
             ranges: list[ConfigRange | MRange] = [*old, *new, *ranges_served(entries_of(new)).values()]
             ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
-            for layer in change.won.layers:
+            for layer in change.winner_file.layers:
                 for m in sorted(ends):
                     before = range_at(old, m).values
                     lookups.append(PlannedLookup((layer, m), before, range_at(new, m).values))
@@ -255,7 +255,7 @@ class EngineTree:
         """Notes on devices of the same chip whose driver names them in another way: they look for other files."""
         unwritten: dict[str, list[str]] = {}
         for change in changes:
-            for device, name in self._facts[change.won.layers[0]].aliases.items():
+            for device, name in self._facts[change.winner_file.layers[0]].aliases.items():
                 if name != change.path.name:
                     unwritten.setdefault(device, []).append(name)
         for device, names in unwritten.items():
@@ -298,9 +298,9 @@ def _other_spellings(device: EngineDevice) -> list[EngineDevice]:
     return others
 
 
-def _all_hold(old: Sequence[ConfigRange], won: Sequence[ConfigRange]) -> bool:
+def _all_hold(old: Sequence[ConfigRange], winner_ranges: Sequence[ConfigRange]) -> bool:
     """True if today's ranges have the winners' values already, wherever they meet."""
-    for winner in won:
+    for winner in winner_ranges:
         for part in old:
             meets = part.first <= (winner.last or LAST_M) and (part.last is None or winner.first <= part.last)
             if meets and part.values != winner.values:

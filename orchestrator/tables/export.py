@@ -81,17 +81,6 @@ def _refuse_own_kernels(table: Table) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFiles:
-    """The files that are to be written. `folder`: None for model_configs here; `model`: None for AITER's own names;
-    `form`: as of `model_names`."""
-
-    folder: Path | None
-    model: str | None
-    form: str | None
-    force: bool
-
-
 def export_tables(
     sources: Mapping[Family, Sequence[Table]],
     chips: Iterable[tuple[str, int]],
@@ -105,38 +94,33 @@ def export_tables(
 ) -> Exported:
     """Make AITER use tables: write files, if `out` or `model` is given, and return the environment lines.
 
-    `at`: the folder of the tables as the container of AITER sees it. If AITER would fail, the lines are empty. Raises
-    InputError for a name that is taken or that AITER would not find.
+    `chips`: those in use, (gfx, cu_num) each. `out`: the folder for the files. `model`: the model that they are named
+    by, None for AITER's own names; `form`: as of `model_names`. `at`: the folder of the tables as the container of
+    AITER sees it. `force`: existing files are replaced. If AITER would fail, there are no lines. Raises InputError for
+    a name that is taken or that AITER would not find.
     """
     exported = Exported()
     in_build = [
         finding for tables in sources.values() for table in tables for finding in findings_in_build(table, build)
     ]
-    cannot_load = build is not None and any(finding.level == "error" for finding in in_build)
-    if not cannot_load:
-        files = None if out is None and model is None else ExportFiles(out, model, form, force)
-        for tables in sources.values():
-            for table in tables:
-                exported.findings.extend(never_selected(table, chips))
-            paths = _export_family(tables, files, exported)
-            if model is None:
-                _add_environment(tables[0].family, paths, at, build, exported)
+    can_load = build is None or all(finding.level != "error" for finding in in_build)
+    for family, tables in sources.items() if can_load else ():
+        for table in tables:
+            exported.findings.extend(never_selected(table, chips))
+        paths = [table.path for table in tables]
+        if out is None and model is None:
+            exported.findings.extend(duplicates(tables))
+        else:
+            paths = _write_tables(tables, out or Path("model_configs"), model, form, force=force)
+            exported.files.extend(map(str, paths))
+        if model is None:
+            _add_environment(family, paths, at, build, exported)
+        else:
+            exported.findings.extend(_duplicates_in_folder(paths[0], family))
     exported.findings.extend(in_build)
     if exported.failed:
         exported.env.clear()
     return exported
-
-
-def _export_family(tables: Sequence[Table], files: ExportFiles | None, exported: Exported) -> list[Path]:
-    """Write the files of a family, if any; the tables that AITER is to read."""
-    if files is None:
-        exported.findings.extend(duplicates(tables))
-        return [table.path for table in tables]
-    paths = _write_tables(tables, files)
-    exported.files.extend(map(str, paths))
-    if files.model:
-        exported.findings.extend(_duplicates_in_folder(paths[0], tables[0].family))
-    return paths
 
 
 def _add_environment(
@@ -152,21 +136,23 @@ def _add_environment(
     exported.findings.append(Finding("note", "tables", "", 0, text))
 
 
-def _write_tables(tables: Sequence[Table], files: ExportFiles) -> list[Path]:
-    """Write one table with the fastest row of each key, and for a model the list of its shapes beside it."""
+def _write_tables(
+    tables: Sequence[Table], folder: Path, model: str | None, form: str | None, *, force: bool
+) -> list[Path]:
+    """Write one table with the fastest row of each key, and for a model the list of its shapes beside it. `form`: as
+    of `model_names`; `force`: existing files are replaced."""
     family = tables[0].family
-    folder = files.folder or Path("model_configs")
     header, rows = best_rows(tables)
     contents = [(header, rows)]
     names: Sequence[str] = [family.tuned_csv]
-    if files.model is not None:
-        names = model_names(files.model, family, files.form, rows)
+    if model is not None:
+        names = model_names(model, family, form, rows)
         shapes = {tuple(row.get(name, "") for name in family.key_names): row for row in rows}
         contents.append((family.key_names, list(shapes.values())))
     paths = [folder / name for name in names]
     folder.mkdir(parents=True, exist_ok=True)
     existing = [str(path) for path in paths if path.exists()]
-    if existing and not files.force:
+    if existing and not force:
         raise InputError(f"{', '.join(existing)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, content) in zip(paths, contents, strict=True):
         write_csv(path, family.to_aiter(columns), ([row.get(name, "") for name in columns] for row in content))

@@ -44,7 +44,7 @@ class ConfigPart:
     """The new texts, by path below the checkout."""
     buckets: Mapping[str, int]
     """The number of changed buckets, by path below the checkout."""
-    won: Sequence[Any]
+    winner_files: Sequence[Any]
     """The winners, each a `configs.winners.WinnerFile`."""
     notes: Sequence[str]
 
@@ -63,7 +63,7 @@ class Published:
     """Its last commit."""
     parts: list[Part] = field(default_factory=list)
     """The rows, by family."""
-    won: list[Any] = field(default_factory=list)
+    winner_files: list[Any] = field(default_factory=list)
     """The winners that are config files."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """The number of rows of each changed file by outcome: `{"aiter/configs/...csv": {"added": 3, "edited": 1}}`."""
@@ -134,7 +134,7 @@ def publish(
         for family, paths in families.items():
             published.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model, run_facts))
         own, others = _collect_texts(published, [merge_configs(run, tree) for run in config_runs])
-        published.title = title_of(request.title, request.model, published.parts, published.won)
+        published.title = title_of(request.title, request.model, published.parts, published.winner_files)
         if own:
             published.commit = checkout.commit(tree, own, published.title)
         if others:
@@ -192,7 +192,7 @@ def _collect_texts(published: Published, configs: Sequence[ConfigPart]) -> tuple
             texts[name] = text
             published.files[name] = part.count_rows(name) or {"shapes": len(part.rows)}
     for merged in configs:
-        published.won += merged.won
+        published.winner_files += merged.winner_files
         published.notes += merged.notes
         own |= merged.texts
         published.files |= {name: {"buckets": buckets} for name, buckets in merged.buckets.items()}
@@ -232,7 +232,7 @@ def _verify_part(published: Published, part: Part, request: PublishRequest, word
 def _write_text(published: Published, request: PublishRequest) -> None:
     """Write the pull request's text."""
     folders = [path for path in request.sources if path.is_dir()]
-    evidence = collect_evidence(published.parts, published.won, folders, request.runs)
+    evidence = collect_evidence(published.parts, published.winner_files, folders, request.runs)
     published.missing = evidence.missing
     commands = evidence.commands
     if request.argv:

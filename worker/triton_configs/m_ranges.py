@@ -71,16 +71,16 @@ def ranges_from_starts(starts: Mapping[int, tuple[Any, int]]) -> list[ConfigRang
     return [ConfigRange(first, last, *starts[first]) for first, last in zip(firsts, [*lasts, None], strict=True)]
 
 
-def merge_ranges(old: Sequence[ConfigRange], won: Sequence[ConfigRange]) -> list[ConfigRange]:
+def merge_ranges(old: Sequence[ConfigRange], winners: Sequence[ConfigRange]) -> list[ConfigRange]:
     """The old ranges, which hold every M, with the winners' ranges in their place."""
-    starts = {config_range.first for config_range in (*old, *won)}
-    starts |= {winner.last + 1 for winner in won if winner.last}
-    for winner in won:
+    starts = {config_range.first for config_range in (*old, *winners)}
+    starts |= {winner.last + 1 for winner in winners if winner.last}
+    for winner in winners:
         if winner.last:
             starts -= set(range(winner.first + 1, winner.last + 1))
     merged: dict[int, tuple[Any, int]] = {}
     for m in sorted(starts):
-        config_range = range_at([*won, *old], m)
+        config_range = range_at([*winners, *old], m)
         merged[m] = (config_range.values, config_range.key)
     return ranges_from_starts(merged)
 

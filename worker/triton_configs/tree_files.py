@@ -114,9 +114,9 @@ class FilePlan(NamedTuple):
 
 
 def plan_file(
-    resolver: Resolver, kind: ConfigKind, shape: tuple[int | None, int, int] | None, won: Mapping[str, Bucket]
+    resolver: Resolver, kind: ConfigKind, shape: tuple[int | None, int, int] | None, winners: Mapping[str, Bucket]
 ) -> FilePlan:
-    """Plan the file of a shape (B, N, K), None for the default file, with `won`, the winners' configs by bucket.
+    """Plan the file of a shape (B, N, K), None for the default file, with `winners`, the winners' configs by bucket.
 
     Raises ResolveError, ConfigFileError, OSError, and ValueError where no bucket can hold what must not move.
     """
@@ -132,7 +132,7 @@ def plan_file(
     # values that the loader takes for missing keys are written out
     filled_in = {key: value for key, value in FILLED_IN.items() if key in kind.required}
     complete: dict[str, Bucket] = {}
-    for name, values in won.items():
+    for name, values in winners.items():
         complete[name] = _in_order_of(old.get(name, {}), values | filled_in | values)
     new = place_winners(old, complete, resolver.bounds(kind))
     if target == source:
@@ -142,7 +142,7 @@ def plan_file(
     return FilePlan(source, target, old, new, text)
 
 
-def place_winners(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:
+def place_winners(old: Mapping[str, Bucket], winners: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:
     """The buckets of a file with winners, where every M that none of them was measured for keeps its config.
 
     A winner in M_LEQ_x was measured for the M above the bound before x, up to x; a winner in any other bucket for the M
@@ -150,11 +150,11 @@ def place_winners(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: 
     their old config gets a bucket of its own. Raises ValueError if an M without a winner would get another config all
     the same: an old M_GEQ_x begins within what one M_LEQ_y covers.
     """
-    new = {**old, **won}
+    new = {**old, **winners}
 
     def wanted_at(m: int) -> Bucket:
         measured_bucket = next((f"M_LEQ_{x}" for x in bounds if m <= x), "") or bucket_for(new, m, bounds)
-        return won[measured_bucket] if measured_bucket in won else old[bucket_for(old, m, bounds)]
+        return winners[measured_bucket] if measured_bucket in winners else old[bucket_for(old, m, bounds)]
 
     for x in reversed(bounds):
         if new[bucket_for(new, x, bounds)] != wanted_at(x):
