@@ -46,12 +46,9 @@ class AiterTree:
 
     def plan_file(self, winner_file: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError and OSError."""
-        return plan_file(
-            self.resolver,
-            winner_file.place.kind,
-            None if winner_file.place.is_default else winner_file.shape,
-            winner_file.values,
-        )
+        place = winner_file.place
+        shape = None if place.is_default else winner_file.shape
+        return plan_file(self.resolver, place.kind, shape, winner_file.values)
 
     def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
         """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
@@ -78,14 +75,15 @@ class AiterTree:
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
         """The answers that AITER must give, at every bound and just above it: for the shapes of the changed files as
         planned; for all other shapes of these kinds that have files, and for one that has none, as now."""
-        files, _ = list_files(self.resolver)
         new_buckets = {change.path: parse_config_file(change.after).buckets for change in changes}
+        tree_files, _ = list_files(self.resolver)
         lookups: list[PlannedLookup] = []
         for kind in {change.winner_file.place.kind for change in changes}:
-            shapes = {file.sizes for file in files if file.kind is kind and file.sizes}
+            shapes = {file.sizes for file in tree_files if file.kind is kind and file.sizes}
             shapes |= {change.winner_file.shape for change in changes if change.winner_file.place.kind is kind}
-            without_file = (None, max(n for _, n, _ in shapes) + 1, 64)
-            for shape in sorted({*shapes, without_file}, key=str):
+            largest_n = max(n for _, n, _ in shapes)
+            shapes.add((None, largest_n + 1, 64))  # one without a file, which reads the default
+            for shape in sorted(shapes, key=str):
                 lookups += self._lookups_of_shape(kind, shape, new_buckets)
         self.prove(lookups, after=False)
         return lookups
@@ -93,24 +91,25 @@ class AiterTree:
     def _lookups_of_shape(
         self, kind: ConfigKind, shape: tuple[int | None, int, int], new_buckets: Mapping[Path, dict[str, Bucket]]
     ) -> Iterator[PlannedLookup]:
-        """The lookups of a shape (B, N, K) at every bound and just above. `new_buckets`: of the changed files."""
+        """The lookups of a shape (B, N, K) at every bound and just above it. `new_buckets`: of the changed files."""
         resolver = self.resolver
+        bounds = resolver.bounds(kind)
         b, n, k = shape
         if not (kind.batch_in_name and resolver.loader.knows_batch):
             b = None
         path, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
-        before = resolver.read(path).buckets
         own_path = resolver.own_file(kind.config, n, k, b, kind.backend)
+        before = resolver.read(path).buckets
         after = new_buckets.get(own_path) or new_buckets.get(path) or before
-        bounds = resolver.bounds(kind)
-        backend = kind.backend if resolver.loader.knows_backend else None
+        arguments = {"config_name": kind.config, "N": n, "K": k, "bounds": bounds, "B": b, "backend": None}
+        if resolver.loader.knows_backend:
+            arguments["backend"] = kind.backend
         for m in sorted({*bounds, *(x + 1 for x in bounds)}):
             try:
-                now = before[bucket_for(before, m, bounds)]
+                values_before = before[bucket_for(before, m, bounds)]
             except ResolveError:
                 continue  # the file has no bucket for this M, so AITER fails there as it is
-            call = {"config_name": kind.config, "M": m, "N": n, "K": k, "bounds": bounds, "B": b, "backend": backend}
-            yield PlannedLookup(call, now, after[bucket_for(after, m, bounds)])
+            yield PlannedLookup({**arguments, "M": m}, values_before, after[bucket_for(after, m, bounds)])
 
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
         """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""

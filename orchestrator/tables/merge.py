@@ -120,9 +120,9 @@ class TableMerge:
         self.allow_mixed = allow_mixed
         self.before = target.stat() if target.exists() else None
         self.table = read_table(target, family) if self.before else _new_table(target, family)
-        self.records = read_records(target)
-        self.known = current_records(self.table, self.records)
         self.rows = {row.place: row for row in self.table.rows}
+        self.records = read_records(target)
+        self.known = current_records(self.table, self.records)  # those that say what their rows are now
 
     def run(
         self,
