@@ -135,35 +135,40 @@ def in_aiter(path: Path) -> bool:
 
 
 def check_versions(
-    path: Path, known: Mapping[Place, Record], places: Collection[Place], new: Mapping[Place, Record], *, allowed: bool
+    path: Path,
+    known: Mapping[Place, Record],
+    old_places: Collection[Place],
+    new: Mapping[Place, Record],
+    *,
+    allowed: bool,
 ) -> list[str]:
-    """Notes on the images and tuner versions that a table gets. `places`: its old rows; `known`: the records of those
-    that are known; `new`: the records of the rows to write. A field that no row has is not noted.
+    """Notes on the images and tuner versions that a table gets.
 
-    Raises TunedDBError where image or tuner version are known on both sides and differ, unless that is `allowed`.
+    `old_places`: of the table's rows; `known`: the records of those that are known; `new`: the records of the rows to
+    write. Only chips that `new` has rows of are looked at. A field that no row has is not noted. Raises TunedDBError if
+    images or tuner versions are known on both sides and differ, unless that is `allowed`.
     """
     chips = {_chip_of(place) for place in new}
-    old_places = [place for place in places if place not in new and _chip_of(place) in chips]
+    kept_places = [place for place in old_places if place not in new and _chip_of(place) in chips]
     faults: list[str] = []
-    unknown: dict[str, list[str]] = {}
+    unknown_fields: dict[str, list[str]] = {}  # by the rows whose versions are not known
     way_out = "merge into a table of their own, or give --allow-mixed to `db merge`"
     for field, words in (("image", "images"), ("tuner", "tuner versions")):
-        old_versions = _versions_by_chip(field, old_places, known)
+        old_versions = _versions_by_chip(field, kept_places, known)
         new_versions = _versions_by_chip(field, new, new)
         for chip in sorted(chips):
             old = set(old_versions[chip]) - {""}
             coming = set(new_versions[chip]) - {""}
             if len(coming) > 1:
-                way_out = "give --allow-mixed to `db merge`"
+                way_out = "give --allow-mixed to `db merge`"  # a table of their own would mix them as well
             if len(coming) > 1 or (old and not coming <= old):
                 faults.append(f"{path}: {words} would mix on {_describe_mix(chip, old, coming)}")
         rows = [*_count_unknown("new", new_versions), *_count_unknown("old", old_versions)]
-        is_known = any(_has_known(versions) for versions in (old_versions, new_versions))
-        if rows and is_known:
-            unknown.setdefault(" and ".join(rows), []).append(field)
+        if rows and (_has_known(old_versions) or _has_known(new_versions)):
+            unknown_fields.setdefault(" and ".join(rows), []).append(field)
     if faults and not allowed:
         raise TunedDBError([*faults, way_out])
-    return [*faults, *(_note_on_trust(path, rows, fields) for rows, fields in unknown.items())]
+    return [*faults, *(_note_on_trust(path, rows, fields) for rows, fields in unknown_fields.items())]
 
 
 def _chip_of(place: Place) -> Chip:
@@ -186,10 +191,9 @@ def _has_known(versions: Mapping[Chip, Counter[str]]) -> bool:
 def _describe_mix(chip: Chip, old: set[str], coming: set[str]) -> str:
     gfx, cu_num = chip
     where = gfx if cu_num == "0" else f"{gfx} with cu_num {cu_num}"
-    sides = "the newcomers are of"
     if old:
-        sides = f"the table's rows are of {_name_some(old)}, the newcomers of"
-    return f"{where}: {sides} {_name_some(coming)}"
+        return f"{where}: the table's rows are of {_name_some(old)}, the newcomers of {_name_some(coming)}"
+    return f"{where}: the newcomers are of {_name_some(coming)}"
 
 
 def _name_some(versions: Iterable[str]) -> str:
@@ -199,8 +203,10 @@ def _name_some(versions: Iterable[str]) -> str:
 def _count_unknown(word: str, versions: Mapping[Chip, Counter[str]]) -> list[str]:
     """`3 of 5 new rows`, if the version of any is not known."""
     unknown = sum(counts[""] for counts in versions.values())
-    total = sum(counts.total() for counts in versions.values())
-    return [f"{unknown} of {plural(total, f'{word} row')}"] if unknown else []
+    if not unknown:
+        return []
+    rows = sum(counts.total() for counts in versions.values())
+    return [f"{unknown} of {plural(rows, f'{word} row')}"]
 
 
 def _note_on_trust(path: Path, rows: str, fields: Sequence[str]) -> str:

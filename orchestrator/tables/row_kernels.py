@@ -24,11 +24,11 @@ MAX_NAME = 80
 KernelKind = Literal["aiter", "own", ""]
 """The owner of a kernel, "" if that is unknown."""
 KIND_FIELD = "kind"
-"""The field of a record of provenance."""
+"""The field of a record of provenance that has it."""
 OWNER = {"aiter": "AITER's", "own": "gemmfleet's own"}
 
 KernelIdentity = tuple[str, str, str]
-"""(backend, names, split and block): the identity of a kernel."""
+"""(backend, names, split and block): `("ck", "a8w8_1x128_...", "4/0/0")`. Two rows have one kernel if it is equal."""
 
 
 def kernel_of(cells: Mapping[str, str]) -> str:
