@@ -1,7 +1,8 @@
 """The package of a serving engine (vLLM, SGLang) on disk: where it lies, what lies in it, for which GPU and layer.
 
 `locate_engine` finds the package, `unpack_wheel` takes it out of a wheel, `detect_device` names this machine's GPU as
-the engine does. Nothing of the engine is imported here; `serving_engine.py` runs its code.
+the engine does. Nothing of the engine is imported here; `serving_engine.py` runs its code. Another engine would be an
+entry of ENGINE_MODULES and CONFIG_FOLDERS, with its names in `engine_modules.py`.
 Read from vLLM 0.33.0 and SGLang 0.5.23. Importing this module imports neither torch nor triton.
 """
 

@@ -10,6 +10,7 @@ all GEMMs got one loader) to 2026-08-22 (e4048607a5), and `ConfigLoader` tells t
 - `nested` (9312ef7c01, 2026-07-27): `configs/<arch>/<backend>/gemm/NAME.json` first, flat behind it
 - `folders` (c4851f9c3b, 2026-08-10): `configs/<arch>/<backend>/gemm/<name>/DEFAULT.json` first, flat behind it
 
+A new layout is one more of these in `read_loader` and `Resolver.folders`.
 The fallback to flat files counts only while the loader names it. A trial with AITER's own function in a process of
 its own (`orchestrator/configs/aiter_trial.py`) covers what no such reading can.
 """
