@@ -168,9 +168,7 @@ class TableMerge:
         row = self.rows.get(place)
         if row is None:
             return None
-        cells = self.table.cells(row)
-        spread = spread_of(self.known.get(place))
-        return make_incumbent(cells, row.us, self.family.name, str(self.table.path), row.line, spread)
+        return make_incumbent(self.table, row, str(self.table.path), spread_of(self.known.get(place)))
 
     def _facts_of(self, new: Newcomer) -> Mapping[str, Any]:
         return self.facts(new) if self.facts else {}
@@ -244,7 +242,7 @@ def history_of(table: Path) -> FileHistory:
     return FileHistory(table, records_path(table))
 
 
-def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
+def undo(table: Path) -> dict[str, Any]:
     """Restore the last kept state of a table and its records. The replaced table is kept as
     `<name>.<number>.<UTC>.undone`.
 
@@ -259,7 +257,7 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
         raise TunedDBError(f"{table}: there is no such table")
     history = history_of(target)
     try:
-        with locked(target, lock_wait_s):
+        with locked(target):
             history.clean_up()
             undone = history.undo()
     except OSError as e:

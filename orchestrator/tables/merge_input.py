@@ -48,17 +48,59 @@ class MergeInput:
     def newcomers(self) -> Iterator[dict[str, str]]:
         """The rows of the tables. Raises TunedDBError."""
         for path in self.tables:
-            yield from read_rows(path, self.family, self.notes, fill=True)
+            yield from self._read_rows(path, fill=True)
 
     def beside(self) -> Iterator[dict[str, str]]:
         """The rows of the profiles. Raises TunedDBError."""
         for path in self.profiles:
-            yield from read_rows(path, self.family, self.notes)
+            yield from self._read_rows(path)
 
     def facts(self, new: Newcomer) -> Mapping[str, Any]:
         """The fields of a newcomer's record."""
         source = new.cells.get(SOURCE, "")
         return self.facts_of[source](new) if source in self.facts_of else {}
+
+    def _read_rows(self, path: Path, *, fill: bool = False) -> Iterator[dict[str, str]]:
+        """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
+
+        `fill`: a row that lacks its last cells is filled up with nothing, as AITER does, unless the file ends within
+        it. Adds remarks to the notes. Raises TunedDBError, at last with every fault of a row, by file and line.
+        """
+        reader = TableReader(path, self.family, cap=None)
+        header = reader.header
+        faults: list[str] = []
+        filled_up = 0
+        if STAGE in header:
+            raise TunedDBError(
+                f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table"
+            )
+        foreign = [name for name in header if name not in (*self.family.tuned_header, *PROFILE_EXTRA, TAG)]
+        if foreign:
+            self.notes.append(f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}")
+        try:
+            for line, text, cells in reader.records:
+                if not any(cells):
+                    continue
+                has_line_end = text.endswith(("\n", "\r"))
+                if fill and has_line_end and reader.us_index < len(cells) < len(header):
+                    filled_up += 1
+                    cells = fill_up(cells, len(header))
+                try:
+                    reader.row(line, 0, cells)
+                except KeyFault as e:
+                    faults.append(f"{path}:{line}: {e}")
+                    continue
+                if not faults:
+                    yield {**dict(zip(header, cells, strict=True)), SOURCE: str(path)}
+        except TunedDBError as e:
+            raise TunedDBError([*faults, *e.faults]) from e
+        if faults:
+            raise TunedDBError(listed(faults, MAX_FAULTS, ""))
+        self.notes += reader.notes()
+        if filled_up:
+            self.notes.append(
+                f"{path}: filled up {plural(filled_up, 'row')} short of cells with nothing, as AITER does"
+            )
 
 
 def open_sources(
@@ -113,45 +155,6 @@ def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
         several = "; ".join(f"{path} is of {family.name}" for family, path in paths_by_family.items())
         raise InputError(f"tables of several families do not merge: {several}; merge one after another")
     return next(iter(paths_by_family))
-
-
-def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = False) -> Iterator[dict[str, str]]:
-    """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
-
-    `fill`: a row that lacks its last cells is filled up with nothing, as AITER does, if the file is not cut off in it.
-    Adds remarks to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
-    """
-    reader = TableReader(path, family, cap=None)
-    header = reader.header
-    faults: list[str] = []
-    filled_up = 0
-    if STAGE in header:
-        raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
-    foreign = [name for name in header if name not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]
-    if foreign:
-        notes.append(f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}")
-    try:
-        for line, text, cells in reader.records:
-            if not any(cells):
-                continue
-            has_line_end = text.endswith(("\n", "\r"))
-            if fill and has_line_end and reader.us_index < len(cells) < len(header):
-                filled_up += 1
-                cells = fill_up(cells, len(header))
-            try:
-                reader.row(line, 0, cells)
-            except KeyFault as e:
-                faults.append(f"{path}:{line}: {e}")
-                continue
-            if not faults:
-                yield {**dict(zip(header, cells, strict=True)), SOURCE: str(path)}
-    except TunedDBError as e:
-        raise TunedDBError([*faults, *e.faults]) from e
-    if faults:
-        raise TunedDBError(listed(faults, MAX_FAULTS, ""))
-    notes += reader.notes()
-    if filled_up:
-        notes.append(f"{path}: filled up {plural(filled_up, 'row')} short of cells with nothing, as AITER does")
 
 
 def _facts_by_records(table: Path, family: Family) -> Facts:

@@ -29,6 +29,7 @@ from orchestrator.tables.keys import (
     place_of,
 )
 from orchestrator.tables.row_kernels import KernelIdentity, identity, kernel_of
+from orchestrator.tables.table import Table, TableRow
 from worker.families import NULLS, Family
 from worker.text import plural
 
@@ -165,11 +166,11 @@ class Incumbent:
     line: int
 
 
-def make_incumbent(
-    cells: Mapping[str, str], us: float | None, family: str, file: str, line: int, spread: float = 0.0
-) -> Incumbent:
-    """A row of a table as a newcomer meets it. `spread`: what its record knows."""
-    return Incumbent(cells, identity(cells, family), Time(us, spread) if us else None, file, line)
+def make_incumbent(table: Table, row: TableRow, file: str, spread: float = 0.0) -> Incumbent:
+    """A row of a table as a newcomer meets it. `file`: the table's name for messages; `spread`: of its record."""
+    cells = table.cells(row)
+    time = Time(row.us, spread) if row.us else None
+    return Incumbent(cells, identity(cells, table.family.name), time, file, row.line)
 
 
 @dataclass(frozen=True, slots=True)

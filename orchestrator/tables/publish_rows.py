@@ -103,7 +103,7 @@ class TreeTables:
         if place not in self._owners:
             return None
         file, row = self._owners[place]
-        return make_incumbent(self.tables[file].cells(row), row.us, self.family.name, file, row.line)
+        return make_incumbent(self.tables[file], row, file)
 
     def edit(self, old: Incumbent, new: Newcomer) -> None:
         """Give a row the newcomer's results; its key stays as it is spelled."""

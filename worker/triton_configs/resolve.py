@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from worker.triton_configs.config_file import Bucket, read_config_file
 from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind
-from worker.triton_configs.loader_calls import find_loader_calls, literal_numbers, parse_module
+from worker.triton_configs.loader_calls import find_loader_calls, literal_numbers
 from worker.triton_configs.m_ranges import MRange
 
 TRITON = Path("aiter", "ops", "triton")
@@ -256,7 +256,7 @@ def _bounds_of_kind(root: Path, standard: tuple[int, ...], kind: ConfigKind) -> 
     """Bounds of the call `get_gemm_config(NAME, ..., bounds=...)` in the module that mirrors the wrapper's."""
     parts = kind.module.split(".")
     path = root.joinpath(*parts[:3], "_triton_kernels", *parts[3:]).with_suffix(".py")
-    for call in find_loader_calls(parse_module(path)):
+    for call in find_loader_calls(path):
         if re.fullmatch(call.config, kind.config):
             return standard if call.bounds is None else call.bounds or kind.bounds or standard
     return kind.bounds or standard
