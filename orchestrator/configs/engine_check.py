@@ -1,5 +1,7 @@
 """Config files of vLLM and SGLang checked without a GPU, by the look-ups, launchers and kernels of the engine itself.
 
+`check` runs `check_files` in a process of its own, because that runs code of the engine, and this hands single files to
+a pool (`check_file`). A rule for the entries of a file is one more `yield` in `_entry_faults`.
 An error: the engine never reads the file, fails on it, or computes wrong results with it. A warning: it is read rarely,
 spills, or serves M that are far from its keys. A note: worth a look. There is one finding a file and rule.
 `engine_tree.py` merges winners into such files. Imports torch and triton.
@@ -50,14 +52,18 @@ WITHOUT_LAUNCHER = "int4_w4a16"
 
 @dataclass(frozen=True, slots=True)
 class CheckedEngine:
-    """The result of a check. `compiled` has an item for each entry of which Triton makes different code."""
+    """The result of a check."""
 
     project: str
     version: str
     triton: str
+    """Triton's version."""
     files: int
+    """Number of files checked."""
     findings: list[Finding]
     compiled: dict[str, Values]
+    """The outcome of each distinct entry (of which Triton makes different code), by Triton's key of it:
+    `{"...": {"status": "ok", "spills": 0}}`."""
 
 
 def check(
