@@ -267,7 +267,9 @@ def export_tables(
     if inventory is not None and not (chips and build):  # with both, -i names a node that has the image of --build
         chips |= chips_of(inventory)
     with opened_build(build, inventory) as tree:
-        exported = export.export_tables(sources, chips, tree, out=out, model=model, form=form, at=at, force=force)
+        exported = export.export_tables(
+            sources, chips, tree, folder=out, model=model, form=form, folder_in_container=at, force=force
+        )
     needs_rebuild = any("AITER_REBUILD=1" in finding.text for finding in exported.findings)
     findings = [
         {"level": "fatal" if finding.level == "error" else finding.level, "text": finding.text}

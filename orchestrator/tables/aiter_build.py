@@ -21,7 +21,7 @@ from typing import NamedTuple
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.files.read import read_head
 from orchestrator.tables.keys import CHIP_COLUMNS, Key, key_dict
-from orchestrator.tables.row_kernels import describe_own, kind_of
+from orchestrator.tables.row_kernels import describe_own, kind_of_row
 from orchestrator.tables.table import TableRow, read_table
 from orchestrator.tables.table_names import shipped_tables
 from worker.aiter_tree.kernel_lists import KernelLists
@@ -95,7 +95,7 @@ class Build:
         `key` is the row's, `cells` are its cells by column name. A kernel of a list that was compiled from tables loads
         if the built module has it, and needs a rebuild otherwise.
         """
-        if kind_of(cells) == "own":
+        if kind_of_row(cells) == "own":
             return KernelAvailability("cannot", f"{describe_own(cells)}, and AITER has none of that name")
         kernel = availability(self._lists, family.name, str(key[0]), cells)
         if kernel.standing in ("loads", "compiled") and (why := self._import_fault(family, cells)):

@@ -19,7 +19,7 @@ from orchestrator.errors import InputError, TunedDBError
 from orchestrator.files.read import text_lines
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.keys import TAG, Key, KeyFault, chip_name, file_order, repetitions
-from orchestrator.tables.mixing import MAX_EXAMPLES, in_aiter, rows_by_kind
+from orchestrator.tables.mixing import MAX_EXAMPLES, is_merged_by_aiter, rows_by_kind
 from orchestrator.tables.provenance import current_records, describe_stale, read_records
 from orchestrator.tables.row_kernels import describe_own
 from orchestrator.tables.rules import REBUILD, BrokenRule, RowRules, fix_of
@@ -320,7 +320,7 @@ class TableCheck:
             self.checked.add(1, BrokenRule("provenance", "warning", stale))
         by_kind = rows_by_kind(table, known)
         self.checked.kinds.update({kind: len(rows) for kind, rows in by_kind.items()})
-        if "aiter" not in by_kind and not in_aiter(table.path.absolute()):
+        if "aiter" not in by_kind and not is_merged_by_aiter(table.path.absolute()):
             return
         for row in by_kind.get("own", ()):
             text = f"{describe_own(table.cells(row))}, at which AITER stops"

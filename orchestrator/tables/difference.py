@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.tables.keys import CHIP_COLUMNS, TAG, key_order, key_with_tag
-from orchestrator.tables.row_kernels import KERNEL_NAMES, identity, kernel_of
+from orchestrator.tables.row_kernels import KERNEL_NAMES, kernel_identity, kernel_of
 from orchestrator.tables.table import Table, TableRow, read_table
 from worker.families import Family
 
@@ -60,7 +60,7 @@ def _compare(table_a: Table, a: TableRow | None, table_b: Table, b: TableRow | N
         change = "added"
     elif b is None:
         change = "gone"
-    elif identity(cells_a, family.name) != identity(cells_b, family.name):
+    elif kernel_identity(cells_a, family.name) != kernel_identity(cells_b, family.name):
         change = "kernel"
     elif a.us != b.us:
         change = "us"

@@ -65,8 +65,8 @@ def read_sources(paths: Iterable[Path], wanted: str | None) -> dict[Family, list
             faults += e.faults
     if faults:
         raise InputError(faults)
-    for of_family in tables.values():
-        for table in of_family:
+    for family_tables in tables.values():
+        for table in family_tables:
             _refuse_own_kernels(table)
     return tables
 
@@ -86,18 +86,18 @@ def export_tables(
     chips: Iterable[tuple[str, int]],
     build: Build | None,
     *,
-    out: Path | None,
+    folder: Path | None,
     model: str | None,
     form: str | None,
-    at: str | None,
+    folder_in_container: str | None,
     force: bool,
 ) -> Exported:
-    """Make AITER use tables: write files, if `out` or `model` is given, and return the environment lines.
+    """Make AITER use tables: write files, if `folder` or `model` is given, and return the environment lines.
 
-    `chips`: those in use, (gfx, cu_num) each. `out`: the folder for the files. `model`: the model that they are named
-    by, None for AITER's own names; `form`: as of `model_names`. `at`: the folder of the tables as the container of
-    AITER sees it. `force`: existing files are replaced. If AITER would fail, there are no lines. Raises InputError for
-    a name that is taken or that AITER would not find.
+    `chips`: those in use, (gfx, cu_num) each. `folder`: for the files. `model`: the model that they are named by, None
+    for AITER's own names; `form`: as of `model_names`. `folder_in_container`: the tables' folder as the container of
+    AITER sees it, None if it sees this machine's. `force`: existing files are replaced. If AITER would fail, there are
+    no lines. Raises InputError for a name that is taken or that AITER would not find.
     """
     exported = Exported()
     in_build = [
@@ -108,13 +108,13 @@ def export_tables(
         for table in tables:
             exported.findings.extend(never_selected(table, chips))
         paths = [table.path for table in tables]
-        if out is None and model is None:
+        if folder is None and model is None:
             exported.findings.extend(duplicates(tables))
         else:
-            paths = _write_tables(tables, out or Path("model_configs"), model, form, force=force)
+            paths = _write_tables(tables, folder or Path("model_configs"), model, form, force=force)
             exported.files.extend(map(str, paths))
         if model is None:
-            _add_environment(family, paths, at, build, exported)
+            _add_environment(family, paths, folder_in_container, build, exported)
         else:
             exported.findings.extend(_duplicates_in_folder(paths[0], family))
     exported.findings.extend(in_build)
@@ -124,9 +124,9 @@ def export_tables(
 
 
 def _add_environment(
-    family: Family, paths: Sequence[Path], at: str | None, build: Build | None, exported: Exported
+    family: Family, paths: Sequence[Path], folder_in_container: str | None, build: Build | None, exported: Exported
 ) -> None:
-    exported.env.append(_env_line(family, paths, at))
+    exported.env.append(_env_line(family, paths, folder_in_container))
     text = (
         f"{family.name}: with {family.env} set, AITER reads the listed tables only, none of its own;"
         " name its tables too (with -o DIR) to keep their rows"
@@ -169,11 +169,11 @@ def _duplicates_in_folder(written: Path, family: Family) -> list[Finding]:
     return duplicates([read_table(path, family, lenient=True) for path in files])
 
 
-def _env_line(family: Family, paths: Iterable[Path], at: str | None) -> str:
-    if at is None:
+def _env_line(family: Family, paths: Iterable[Path], folder_in_container: str | None) -> str:
+    if folder_in_container is None:
         words = [str(path.absolute()) for path in paths]
     else:
-        words = [f"{at.rstrip('/')}/{path.name}" for path in paths]
+        words = [f"{folder_in_container.rstrip('/')}/{path.name}" for path in paths]
     for word in words:
         if os.pathsep in word:
             raise InputError(
@@ -181,7 +181,7 @@ def _env_line(family: Family, paths: Iterable[Path], at: str | None) -> str:
             )
     doubled = {word for word in words if words.count(word) > 1}
     if doubled:
-        raise InputError(f"--at {at}: two tables would be {min(doubled)}; write one with -o DIR")
+        raise InputError(f"--at {folder_in_container}: two tables would be {min(doubled)}; write one with -o DIR")
     return f"export {family.env}={shlex.quote(os.pathsep.join(words))}"
 
 

@@ -32,7 +32,7 @@ from orchestrator.tables.provenance import (
     records_path,
     spread_of,
 )
-from orchestrator.tables.row_kernels import kernel_of, kind_in
+from orchestrator.tables.row_kernels import kernel_of, kind_of_record
 from orchestrator.tables.table import Table, read_table
 from worker import without_gc
 from worker.families import Family
@@ -142,7 +142,7 @@ class TableMerge:
                 pool.rejected.append(_reject_tag(new, self.family))
             else:
                 champions.append(new)
-        refuse_other_rows(self.table, self.known, champions, lambda new: kind_in(self._facts_of(new)))
+        refuse_other_rows(self.table, self.known, champions, lambda new: kind_of_record(self._facts_of(new)))
         judged = [pool.judge(new, self.policy) for new in champions]
         rows = [_report_row(verdict, self.family) for verdict in judged] + pool.rejected
         notes = [*self.table.notes, *pool.notes()]

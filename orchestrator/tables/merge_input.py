@@ -18,7 +18,7 @@ from orchestrator.files.faults import MAX_FAULTS, listed
 from orchestrator.tables.keys import TAG, KeyFault
 from orchestrator.tables.newcomers import SOURCE, Newcomer
 from orchestrator.tables.provenance import Facts, read_records
-from orchestrator.tables.row_kernels import identity
+from orchestrator.tables.row_kernels import kernel_identity
 from orchestrator.tables.run_folders import has_config_files, table_of
 from orchestrator.tables.table import PROFILE_EXTRA, TableReader, fill_up
 from orchestrator.tables.table_names import family_of
@@ -166,7 +166,7 @@ def _facts_by_records(table: Path, family: Family) -> Facts:
         facts |= {name: new.cells[name] for name in BESIDE_A_TIME if new.cells.get(name)}
         facts["spread"] = new.spread or None
         record = records.get(new.place)
-        _, kernel, split = identity(new.cells, family.name) or ("", "", "")
+        _, kernel, split = kernel_identity(new.cells, family.name) or ("", "", "")
         if record and record.us == new.us and (record.text("kernel"), record.text("split")) == (kernel, split):
             facts |= record.document
         return facts

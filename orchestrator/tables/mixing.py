@@ -26,8 +26,8 @@ from orchestrator.tables.row_kernels import (
     describe_own,
     kernel_of,
     kind_by_names,
-    kind_in,
-    kind_of,
+    kind_of_record,
+    kind_of_row,
 )
 from orchestrator.tables.table import Table, TableRow, read_table
 from worker.families import Family
@@ -50,7 +50,7 @@ def rows_by_kind(table: Table, known: Mapping[Place, Record]) -> dict[KernelKind
         libtype = "" if libtype_column is None else row.cells[libtype_column]
         kind = kind_by_names(libtype, *[row.cells[i] for i in name_columns])
         if not kind and (record := known.get(row.place)):
-            kind = kind_in(record.document)
+            kind = kind_of_record(record.document)
         rows.setdefault(kind, []).append(row)
     return rows
 
@@ -91,7 +91,7 @@ def refuse_other_rows(
     table_kind, _ = kind_of_table(table, known)
     by_kind: dict[KernelKind, list[Newcomer]] = {}
     for new in best:
-        by_kind.setdefault(kind_of(new.cells) or by_facts(new), []).append(new)
+        by_kind.setdefault(kind_of_row(new.cells) or by_facts(new), []).append(new)
     expected = table_kind or ("aiter" if "aiter" in by_kind else "own")
     wrong: KernelKind = "own" if expected == "aiter" else "aiter"
     if wrong not in by_kind or not (table_kind or expected in by_kind):
@@ -125,11 +125,11 @@ def _refuse_unclear_chips(table: Table, best: Sequence[Newcomer]) -> None:
 
 def table_beside(path: Path, word: str) -> Path:
     """A file for rows of the other kind than a table's: beside it, but in no folder whose tables AITER merges."""
-    folder = Path() if in_aiter(path) else path.parent
+    folder = Path() if is_merged_by_aiter(path) else path.parent
     return folder / f"{path.stem}_{word}{path.suffix or '.csv'}"
 
 
-def in_aiter(path: Path) -> bool:
+def is_merged_by_aiter(path: Path) -> bool:
     """True where a table lies in a folder whose tables AITER merges by itself."""
     return path.parent.name in ("configs", "model_configs")
 

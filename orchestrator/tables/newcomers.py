@@ -28,7 +28,7 @@ from orchestrator.tables.keys import (
     number_of,
     place_of,
 )
-from orchestrator.tables.row_kernels import KernelIdentity, identity, kernel_of
+from orchestrator.tables.row_kernels import KernelIdentity, kernel_identity, kernel_of
 from orchestrator.tables.table import Table, TableRow
 from worker.families import NULLS, Family
 from worker.text import plural
@@ -170,7 +170,7 @@ def make_incumbent(table: Table, row: TableRow, file: str, spread: float = 0.0) 
     """A row of a table as a newcomer meets it. `file`: the table's name for messages; `spread`: of its record."""
     cells = table.cells(row)
     time = Time(row.us, spread) if row.us else None
-    return Incumbent(cells, identity(cells, table.family.name), time, file, row.line)
+    return Incumbent(cells, kernel_identity(cells, table.family.name), time, file, row.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class NewcomerPool:
         old = self._incumbent(new.place)
         if old is None or old.kernel is None or old.kernel[1] != new.kernel:
             return False
-        return old.kernel == identity(new.cells, self._family.name)
+        return old.kernel == kernel_identity(new.cells, self._family.name)
 
     def notes(self) -> list[str]:
         """Sentences on the rows that were passed over."""
@@ -333,7 +333,7 @@ class NewcomerPool:
         """True where two rows are of one kernel with one time."""
         if abs(row.us - new.us) > SAME_TIME * new.us:
             return False
-        return identity(row.cells, self._family.name) == identity(new.cells, self._family.name)
+        return kernel_identity(row.cells, self._family.name) == kernel_identity(new.cells, self._family.name)
 
 
 def _lower(old: Newcomer | None, new: Newcomer) -> Newcomer:

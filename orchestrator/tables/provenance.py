@@ -23,10 +23,10 @@ from orchestrator.tables.row_kernels import (
     KERNEL_NAMES,
     KIND_FIELD,
     SPLIT_COLUMNS,
-    identity,
+    kernel_identity,
     kernel_of_stages,
-    kind_in,
-    kind_of,
+    kind_of_record,
+    kind_of_row,
     split_of,
 )
 from orchestrator.tables.table import Table
@@ -129,7 +129,7 @@ def spread_of(record: Record | None) -> float:
 
 def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
     """The record of a newcomer that is now a row. Unknown facts are left out."""
-    _, name, split = identity(new.cells, family.name) or ("", "", "")
+    _, name, split = kernel_identity(new.cells, family.name) or ("", "", "")
     document: dict[str, Any] = {"key": new.place, "us": number_of(new.cells.get("us", "")), "kernel": name}
     document["split"] = split
     for field in ("image", "tuner"):
@@ -137,7 +137,7 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
     for field, value in facts.items():
         if field not in document and value not in (None, "", {}, []):
             document[field] = value
-    if kind := kind_of(new.cells) or kind_in(facts):
+    if kind := kind_of_row(new.cells) or kind_of_record(facts):
         document[KIND_FIELD] = kind
     line = json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str)
     return _make_record(document, line)

@@ -133,12 +133,12 @@ def publish(
         before = _run_checks(request, tree, "base")
         for family, paths in families.items():
             published.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model, run_facts))
-        own, others = _collect_texts(published, [merge_configs(run, tree) for run in config_runs])
+        own_texts, other_texts = _collect_texts(published, [merge_configs(run, tree) for run in config_runs])
         published.title = title_of(request.title, request.model, published.parts, published.winner_files)
-        if own:
-            published.commit = checkout.commit(tree, own, published.title)
-        if others:
-            published.commit = checkout.commit(tree, others, f"{published.title}: rows that other files own")
+        if own_texts:
+            published.commit = checkout.commit(tree, own_texts, published.title)
+        if other_texts:
+            published.commit = checkout.commit(tree, other_texts, f"{published.title}: rows that other files own")
         _check_against_build(published, tree)
         after = _run_checks(request, tree, "branch")
     for name, result in after.items():
