@@ -36,7 +36,7 @@ from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, est
 from orchestrator.results.recheck import chip_of_rows
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, numbers
 from orchestrator.shapes.reader import family_of_list, read_shapes, union
-from orchestrator.tables.run_target import check_db, not_for_aiter
+from orchestrator.tables.mixing import check_db, not_for_aiter
 from orchestrator.templating import data_folder
 from worker.aiter_tree.locate import PLACES
 from worker.families import FAMILIES, Family
