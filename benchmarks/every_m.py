@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import vllm_configs
 from benchmarks.figure import Figure, show
 from benchmarks.vllm_configs import Key, Tuning, compiled, config_of, new_at
-from worker.triton_configs.keys import CAPTURE_SIZES, USUAL_KEYS
+from worker.triton_configs.m_ranges import CAPTURE_SIZES, USUAL_KEYS
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.common.device import device_seconds
 from worker.tuners.common.measure import Measurement, SamplingPolicy, measure, rerank

@@ -14,8 +14,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from worker.triton_configs.cutting import KEEP, MeasuredPoint, CutRange, cut_ranges, unite_points
-from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.cutting import KEEP, CutRange, MeasuredPoint, cut_ranges, unite_points
+from worker.triton_configs.m_ranges import USUAL_KEYS
 from worker.triton_configs.point_record import PointRecord, values_of
 
 

@@ -61,7 +61,7 @@ TABLES = (
     # what workers reported about their attempts, beside the records
     """CREATE TABLE reports (
         attempt TEXT PRIMARY KEY, exit INTEGER, spent TEXT, device TEXT,
-        conditions TEXT                 -- JSON: {"before": reading, "after": reading} of worker/device.py
+        conditions TEXT                 -- JSON: {"before": reading, "after": reading} of worker/conditions.py
     ) STRICT, WITHOUT ROWID""",
     f"""CREATE TABLE rows (
         id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, shape INTEGER NOT NULL,
@@ -107,6 +107,7 @@ TABLES = (
 )
 
 BUSY_S = 10.0
+"""A write waits this long for another process that writes."""
 AUTOCHECKPOINT_PAGES = 8000
 """A commit copies the write-ahead log back by itself once the log is this long (32 MB)."""
 
@@ -255,6 +256,7 @@ def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
 
 
 EVERY_S = 0.25
+"""Seconds between two checkpoints."""
 
 
 @contextlib.contextmanager

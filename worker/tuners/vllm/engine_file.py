@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from worker.families import ENGINE
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges
-from worker.triton_configs.keys import USUAL_KEYS, ranges_served
+from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
 from worker.tuners.search.child_process import now

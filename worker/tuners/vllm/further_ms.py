@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from worker.triton_configs.cutting import KEEP, MeasuredPoint, CutRange, are_neighbours
-from worker.triton_configs.keys import CAPTURE_SIZES, PREFILL_CHUNKS, USUAL_KEYS, ranges_served
+from worker.triton_configs.cutting import KEEP, CutRange, MeasuredPoint, are_neighbours
+from worker.triton_configs.m_ranges import CAPTURE_SIZES, PREFILL_CHUNKS, USUAL_KEYS, ranges_served
 
 STEP = 16
 """The fewest rows of a tile: waves begin behind a multiple of it."""

@@ -14,13 +14,13 @@ from tests.support.engines import tree
 from worker.triton_configs.cutting import (
     KEEP,
     KEY_PRICE,
-    MeasuredPoint,
     CutRange,
+    MeasuredPoint,
     are_neighbours,
     cut_ranges,
     unite_points,
 )
-from worker.triton_configs.keys import CAPTURE_SIZES
+from worker.triton_configs.m_ranges import CAPTURE_SIZES
 from worker.triton_configs.point_record import PointRecord
 
 
