@@ -25,10 +25,10 @@ from worker.triton_configs.slowdown import is_slower
 
 KEY_PRICE = 0.01
 """One more range has to save this share of one M's time: less is within the noise of a measurement (H200)."""
-NEIGHBOUR_RATIO = 1.5
+NEIGHBOUR_RATIO = 2
 LEAST_TILE = 16
-"""M with no measured M in between belong to one range if the larger is at most NEIGHBOUR_RATIO times the smaller, or if
-both are within one smallest tile: the usual keys lie as far apart up to 96."""
+"""M with no measured M in between belong to one range if the larger is at most NEIGHBOUR_RATIO times the smaller, as
+usual keys are, or if both are within one smallest tile."""
 MOST_REGRET = 10.0
 """The regret where today's config does not run: more than any time, and finite, so that sums can be compared."""
 KEEP = ""
@@ -166,7 +166,7 @@ def _regret(point: MeasuredPoint, us: float) -> float:
 
 
 def _costs_of_gaps(ms: Sequence[int], regrets: Sequence[Mapping[str, float]]) -> list[float]:
-    """What it costs to change the config before each M: today's regret in the gap below it, 0 where there is none."""
+    """The cost of a change of config before each M: today's regret in the gap below it, 0 where there is none."""
     costs = [0.0]
     for (low, low_regrets), (high, high_regrets) in itertools.pairwise(zip(ms, regrets, strict=True)):
         in_gap = (low_regrets[KEEP] + high_regrets[KEEP]) / 2

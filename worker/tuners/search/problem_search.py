@@ -59,7 +59,7 @@ MOST_DEATHS = 6
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How well times are to be known. A candidate has `max_samples` (0: as the options say) until its median is known
+    """The exactness to which times are to be known. A candidate has `max_samples` (0: as the options say) until its median is known
     to `target`; the candidates within `within` of the fastest, at most `leaders`, are ranked for `rank_s` seconds."""
 
     max_samples: int = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from glob import escape
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,8 @@ from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
-from worker.tuners.search.child_process import now
 from worker.tuners.search.choice import Point
+from worker.tuners.search.forked_process import now
 from worker.tuners.search.problem_search import (
     FULL,
     QUICK,
@@ -174,22 +174,26 @@ class EngineFile(FileSearch):
         for m in sorted(self.shapes):
             self._settle(m, self._measure(m, FULL))
         search_s = now() - self._began
-        frame, captured = ms_within(sorted(self._searched), LAST_M)
+        frame, further = ms_within(sorted(self._searched), max(LAST_M, *self.shapes))
         self._measure_each(frame)
         # where ranges meet comes first: the M between two keep what they have
         self._until = now() + max(LEAST_EXTRA_S, EXTRA_SHARE * search_s)
         self._close_gaps()
-        self._measure_each(captured)
+        self._measure_each(filter(self._is_quick, further))
         self._close_gaps()
 
     def _close_gaps(self) -> None:
         """Measure where ranges would meet best."""
         for _ in range(ROUNDS):
             times = FileTimes(self._points, cut_ranges(self._points, gaps_cost=False), self._estimate)
-            if not self._measure_each(ms_to_close(times)):
+            if not self._measure_each(filter(self._is_quick, ms_to_close(times))):
                 return
 
-    def _measure_each(self, ms: Sequence[int]) -> bool:
+    def _is_quick(self, m: int) -> bool:
+        """True where an M takes no seconds: a large problem is measured at the clock that it can sustain."""
+        return not replace(self._problem, m=m).is_sustained
+
+    def _measure_each(self, ms: Iterable[int]) -> bool:
         """Measure each M that was not, as far as there is time and room. True if there was one."""
         measured = {point.m for point in self._points}
         new_ms = [m for m in dict.fromkeys(ms) if m not in measured][: max(0, MOST_M - len(measured))]

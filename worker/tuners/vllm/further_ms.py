@@ -34,24 +34,26 @@ Estimate = Callable[[str, int], float]
 
 
 def ms_within(keys: Sequence[int], last_m: int) -> tuple[list[int], list[int]]:
-    """The M to measure for the searched usual keys, up to `last_m`: those by which ranges hold together (both ends of
-    the range of each key, the key, chunks of prefill), and capture sizes, from coarse to fine."""
+    """The M to measure for the searched usual keys, up to `last_m`: those by which ranges hold together (the key and
+    both ends of the range that it serves), then chunks of prefill and capture sizes, from coarse to fine."""
     ranges = ranges_served(USUAL_KEYS)
     served = [(ranges[key][0], ranges[key][1] or last_m) for key in keys]
-    frame = {*keys, *PREFILL_CHUNKS}
+    frame = {*keys}
     for first, last in served:
         frame |= {first, last}
-    captured = dict.fromkeys(m for step in (4, 2, 1) for m in CAPTURE_SIZES[::step])
+    further = [*PREFILL_CHUNKS]
+    for step in (4, 2, 1):
+        further += CAPTURE_SIZES[::step]
 
     def is_served(m: int) -> bool:
         return any(first <= m <= last for first, last in served)
 
-    return sorted(filter(is_served, frame)), list(filter(is_served, captured))
+    return sorted(frame), list(filter(is_served, further))
 
 
 @dataclass(frozen=True, slots=True)
 class FileTimes:
-    """What is known of a file: its points, its ranges and the model. M are compared at the first routing alone."""
+    """The knowledge of a file: its points, its ranges and the model. M are compared at the first routing alone."""
 
     points: Sequence[MeasuredPoint]
     ranges: Sequence[CutRange]
