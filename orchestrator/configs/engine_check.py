@@ -155,8 +155,10 @@ def _files_to_check(
 def _map_files(
     check_one: Callable[[EngineConfigFile], CheckedFile], files: Sequence[EngineConfigFile], chunk: int
 ) -> Iterator[CheckedFile]:
-    """What was found in each file, in their order, by as many processes as there are cores. A single chunk is checked
-    in this process, because a further one takes seconds to import torch."""
+    """Yields what `check_one` finds in each file, in their order, by as many processes as there are cores.
+
+    A single chunk is checked in this process, because a further one takes seconds to import torch.
+    """
     if len(files) <= chunk:
         yield from map(check_one, files)
         return
