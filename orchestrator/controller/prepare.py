@@ -36,7 +36,7 @@ from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, est
 from orchestrator.results.recheck import chip_of_rows
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, numbers
 from orchestrator.shapes.reader import family_of_list, read_shapes, union
-from orchestrator.tables.run_target import check_db, not_for_aiter
+from orchestrator.tables.mixing import check_db, not_for_aiter
 from orchestrator.templating import data_folder
 from worker.aiter_tree.locate import PLACES
 from worker.families import FAMILIES, Family
@@ -115,16 +115,18 @@ def prepare(request: RunRequest) -> PreparedRun:
         cost,
         machines.slots(),
         tuner=inputs.tuner,
-        gfx=gfx,
-        cu_num=cu_num,
+        chip=(gfx, cu_num),
         skipped=dropped.skipped,
-        notes=_notes(inputs, machines, dropped, memory),
         values={shape: value.value for shape, value in worth.items()},
-        leases={pool.name: pool.count[1] for pool in machines.pools},
     )
     occupied = _nodes_to_wait_for(machines.reports, machines_of(inputs.inventory), request.busy)
     queues = [queue_of(pool.name) for pool in machines.pools]
-    plan = replace(plan, waits_for=(*occupied, *queues))
+    plan = replace(
+        plan,
+        notes=tuple(_notes(inputs, machines, dropped, memory)),
+        leases={pool.name: pool.count[1] for pool in machines.pools},
+        waits_for=(*occupied, *queues),
+    )
     return PreparedRun(
         request,
         _run_config(request, inputs, run),

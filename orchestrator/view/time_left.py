@@ -41,7 +41,7 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
             for attempt in at_work
             if state.unsettled(attempt.shapes)
         ],
-        over=_measured(state, paces),
+        finished=_measured(state, paces),
         start=_start(state, about, now, driven),
     )
 

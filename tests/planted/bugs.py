@@ -306,7 +306,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/project/test_rooms.py::test_every_room_imports_only_the_rooms_below_it",),
     ),
     Bug(
-        "schema-out-of-step", 17, "orchestrator/inventory/values.py",
+        "schema-out-of-step", 17, "orchestrator/inventory/option_types.py",
         "Field(ge=1, le=65535)",
         "Field(ge=0, le=65535)",
         "The schema that editors use says something else than the inventory's reader.",

@@ -49,15 +49,14 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
     "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
-    "worker.tuners.common": (*BASE, "worker", "worker.device"),
+    "worker.tuners.common": (*BASE, "worker", "worker.device", "worker.process"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.search": (*ON_A_NODE, "worker.process", "worker.triton_configs"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
     "worker.tuners.aiter_triton": (
         *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.search",
-        "worker.bench",
     ),
-    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search", "worker.bench"),
+    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search"),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),
@@ -156,8 +155,7 @@ import worker
 for module in pkgutil.walk_packages(worker.__path__, "worker.", onerror=lambda name: None):
     tuner = module.name.split(".")[2:] if module.name.startswith("worker.tuners.") else []
     if tuner[:1] in ([], ["base"], ["catalog"], ["replay"]) and module.name not in (
-        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.bench.inputs",
-        "worker.__main__",
+        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.__main__"
     ):
         importlib.import_module(module.name)
 import worker.__main__
