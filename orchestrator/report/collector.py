@@ -17,7 +17,7 @@ from orchestrator.report.shape_table import Roofs, by_backend, columns, shape_ro
 from orchestrator.report.summary import describe_next, describe_outcome, describe_request
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import noise_note
-from orchestrator.view.formatting import describe_time_left, describe_wait, describe_work_time
+from orchestrator.view.formatting import describe_time_left, describe_uncounted_wait, describe_work_time
 from orchestrator.view.header import RunHeader
 from orchestrator.view.history import failures, incidents
 from orchestrator.view.slot_speed import describe_flags
@@ -99,7 +99,7 @@ class Collector:
         eta = time_left(state, header, now, driven=True) if going and state.nodes else None
         left = ""
         if eta is not None:
-            left = describe_time_left(eta.low_s, eta.mid_s, eta.high_s) + describe_wait(awaited(state))
+            left = describe_time_left(eta.low_s, eta.mid_s, eta.high_s) + describe_uncounted_wait(awaited(state))
         unconfirmed = ledger.unconfirmed()
         counts = ledger.counts()
         bench = recorded_tuner(config.tuner).side_by_side

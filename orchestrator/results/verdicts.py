@@ -142,7 +142,9 @@ def judge(
         "boundary": slower,
         "improved": faster & sure,
     }
-    seen = np.maximum(np.expm1(smallest(row_threshold, degrees) * deviation), limit / before.us - 1)
+    # a row without evidence of noise has no smallest change; its deviation times this limit would overflow expm1
+    least_change = np.where(certain, smallest(row_threshold, degrees) * deviation, np.nan)
+    seen_from = np.maximum(np.expm1(least_change), limit / before.us - 1)
     most_are_slower = 2 * _sum(slower & certain) > _sum(certain)
     rows = {
         "golden_us": before.us,
@@ -150,7 +152,7 @@ def judge(
         "change": after.us / before.us - 1,
         "verdict": np.select(list(verdicts.values()), list(verdicts), "ok"),
         "p": p,
-        "seen_from": np.where(certain, seen, np.nan),
+        "seen_from": seen_from,
         "beyond_rule": usable & (after.us > limit),
         "golden_repeats": before.repeats,
         "tot_repeats": after.repeats,
