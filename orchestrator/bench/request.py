@@ -28,6 +28,7 @@ from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.files.read import read_text
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths, create_run_folder, new_run_id
 from orchestrator.results.bench import BenchResults, environments, join_runs, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
@@ -60,7 +61,7 @@ def tuner_options(
     table: Path | None = None,
     gluon_from: Path | None = None,
     **plain: Any,
-) -> dict[str, Any]:
+) -> Document:
     """The options of the tuner `bench`; no backends: the worker decides by what is there. Raises InputError."""
     has_config_sets = any(side.configs is not None for side in compared)
     options = dict(plain)
@@ -217,7 +218,7 @@ def _read_config_set(word: str, folder: Path) -> str:
     return _document(folder, "files", files)
 
 
-def _describe_winners(file: WinnerFile) -> dict[str, Any]:
+def _describe_winners(file: WinnerFile) -> Document:
     return {
         "kind": file.place.kind.name,
         "gfx": file.place.device.name,
@@ -255,7 +256,7 @@ def run_passes(
     order = random.Random(root.run)
     shapes = list(first.listed.shapes)
     rows: list[ProfileRow] = []
-    stacks: dict[str, dict[str, Any]] = {side.name: {} for side in compared}
+    stacks: dict[str, Document] = {side.name: {} for side in compared}
 
     def results_so_far() -> BenchResults:
         found = join_runs(rows, rule, list(stacks))

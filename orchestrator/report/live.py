@@ -23,6 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.files.faults import escaped
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
 from orchestrator.report.page import fit, render_page, safe
@@ -41,7 +42,7 @@ class DocumentWatch:
 
     def __init__(self, paths: RunPaths) -> None:
         self._collector = Collector(paths)
-        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
+        self._kept: deque[tuple[int, Document]] = deque(maxlen=KEPT)
         self._changed = asyncio.Event()
         self._stamp: object = None
         self._wait_s = EVERY_S
@@ -49,10 +50,10 @@ class DocumentWatch:
         self._problem = ""
 
     @property
-    def latest(self) -> tuple[int, dict[str, Any]]:
+    def latest(self) -> tuple[int, Document]:
         return self._kept[-1]
 
-    def of(self, number: int) -> dict[str, Any] | None:
+    def of(self, number: int) -> Document | None:
         """Return the document with that number, None if it is no longer kept."""
         return next((document for n, document in self._kept if n == number), None)
 
@@ -98,7 +99,7 @@ class DocumentWatch:
             print(f"warning: {escaped(problem.partition(chr(10))[0])}", file=sys.stderr, flush=True)
 
 
-def changes(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+def changes(old: Document | None, new: Document) -> Document:
     """Return the change from `old` to `new`: {"full": new}, or {"parts": {name: value}, "rows": [[number, row]]}."""
     if old is None or _frame(old) != _frame(new):
         return {"full": new}
@@ -106,7 +107,7 @@ def changes(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     return {"parts": {k: v for k, v in new.items() if k != "shapes" and old[k] != v}, "rows": rows}
 
 
-def _frame(d: dict[str, Any]) -> tuple[Any, ...]:
+def _frame(d: Document) -> tuple[Any, ...]:
     """Return the frame of a page: its parts, columns and backends, and the order of the shapes. A change of the frame
     needs a full document."""
     return (d.keys(), d["columns"], [b["name"] for b in d["backends"]], [r[0] for r in d["shapes"]])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.ledger.reader import Report
+from orchestrator.pages import Document
 from orchestrator.policy.model import Slot, SlotId, State
 from orchestrator.report.figures import five_numbers, rounded
 from orchestrator.report.measured import Winner
@@ -21,7 +22,7 @@ EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
 """Edges of the histograms' bins, as shares."""
 
 
-def noise(winners: Iterable[Winner], state: State, reports: Mapping[str, Report]) -> dict[str, Any]:
+def noise(winners: Iterable[Winner], state: State, reports: Mapping[str, Report]) -> Document:
     """The noise of the winners. `spread`: half the interquartile range over the median. `repeat`: how far a winner's
     last time is from its first, as a share. `close`: winners whose lead over the best other kernel is within their
     spread; `judged`: winners for which that is known.
@@ -50,7 +51,7 @@ def noise(winners: Iterable[Winner], state: State, reports: Mapping[str, Report]
     }
 
 
-def _summarize(shares: list[float]) -> dict[str, Any]:
+def _summarize(shares: list[float]) -> Document:
     if not shares:
         return {"n": 0}
     middle, high, most = np.quantile(shares, (0.5, 0.9, 1.0)).tolist()
@@ -117,7 +118,7 @@ MOST_POINTS = 4000
 """Most timed canaries on the page; the latest of each slot."""
 
 
-def compare_canaries(state: State, start: float) -> list[dict[str, Any]]:
+def compare_canaries(state: State, start: float) -> list[Document]:
     """One document for each slot: name, flag and points. A point has seconds since `start`, and compute and memory time
     over the median of the slots of its device (None if unknown)."""
     timed = {id_: slot.timed_canaries for id_, slot in _all_slots(state).items() if slot.timed_canaries}

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.families import label
 from orchestrator.ledger.reader import LedgerReader, ShapeState
+from orchestrator.pages import Document
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.policy.model import State
 from orchestrator.report.figures import five_numbers, rounded
@@ -41,7 +42,7 @@ class Roofs:
             note = "No data sheet is known for this device, so there is no roof."
         return cls(family, chip, note.replace(" (--chip corrects it)", ""))
 
-    def document(self, keys: Mapping[int, Key]) -> dict[str, Any] | None:
+    def document(self, keys: Mapping[int, Key]) -> Document | None:
         """The roof to draw: the one for the most common type."""
         if self.chip is None:
             return None
@@ -87,7 +88,7 @@ COLUMNS = (
 TFLOPS by backend, in the backends' order."""
 
 
-def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:
+def columns(family: Family, keys: Mapping[int, Key]) -> Document:
     """The columns of the page. `row`: COLUMNS. `key`: the key columns that are shown. `same`: values that all shapes
     share."""
     same: dict[str, int | str] = {}
@@ -179,7 +180,7 @@ def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float 
     return rounded(1000.0 * w.tflops / w.bw, 4) if w.bw else None, None
 
 
-def by_backend(measured: Measurements) -> list[dict[str, Any]]:
+def by_backend(measured: Measurements) -> list[Document]:
     """Each backend's best TFLOPS over the shapes that it could do, and how many it won. Most wins come first."""
     rates: dict[str, list[float]] = {backend: [] for backend in measured.backends}
     for shape, tried in measured.tried.items():

@@ -20,8 +20,8 @@ import pandas as pd
 from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY, order
 from orchestrator.files.cells import no_formula
+from orchestrator.pages import Document
 from orchestrator.planning.roofline import CHIPS, Chip, chip_of, roofline
-from orchestrator.results import Document
 from orchestrator.results.fastest_rows import COUNTED, DEVICE, ReducedFile, join_files, reduce_files
 from orchestrator.results.measurements import InputTables
 from orchestrator.shapes.model import Key, element_type

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.families import AITERS
-from orchestrator.files.cells import no_formula, utc
+from orchestrator.files.cells import no_formula
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
-from orchestrator.results import Document
-from orchestrator.tables.keys import best_by_key
+from orchestrator.results.environment_record import join_records, make_record
+from orchestrator.tables.keys import Key, best_by_key
 from worker.families import BENCHED, Family
 from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts
 
@@ -31,10 +31,6 @@ MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
-ENV_FORMAT = 1
-_RECORD_NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
-"""The names of a side's facts in its environment record (docs/reference/files.md), where they differ."""
-_NOT_IN_RECORD = ("hosts", "python_path", "image", "threads", "variables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Result:
     """
 
     shape: int
-    key: tuple[int | str, ...]
+    key: Key
     env: str
     backend: str
     status: str
@@ -108,7 +104,8 @@ class BenchResults:
                 continue
             measured = [result for result in results if result.measured]
             _write(self.paths.root / f"{side}.csv", _side_rows(measured, self.family))
-            record = environment_record(self.paths.run, side, number, stack, measured)
+            places = join_records({"node": r.node, "slot": r.slot, "timer": r.timer} for r in measured)
+            record = make_record(self.paths.run, side, number, stack, {"node": "", "slot": "", "timer": ""} | places)
             write_atomic(self.paths.root / f"{side}.env.json", json.dumps(record, indent=1) + "\n")
 
 
@@ -132,10 +129,10 @@ def join_runs(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> l
 
     Rows of several passes are one result; a pass without a number leaves none to the whole.
     """
-    groups: dict[tuple[tuple[int | str, ...], str, str], list[ProfileRow]] = {}
+    groups: dict[tuple[Key, str, str], list[ProfileRow]] = {}
     for row in rows:
         groups.setdefault((row.key, str(row.row.get("env", "")), str(row.row["libtype"])), []).append(row)
-    shapes: dict[tuple[int | str, ...], int] = {}
+    shapes: dict[Key, int] = {}
     order = list(sides)
     joined = []
     for (key, side, backend), group in groups.items():
@@ -282,33 +279,6 @@ def _side_rows(measured: Sequence[Result], family: Family) -> Iterator[Sequence[
             if has_configs:
                 row.append(no_formula(result.aiter_config))
             yield row
-
-
-def environment_record(
-    session: str, side: str, number: int, stack: Mapping[str, Any], measured: Sequence[Result]
-) -> Document:
-    """Return the environment record of one side: measured in turn with the others of the same `session`.
-
-    `number` counts the sides in the order of `--env`, from 1. `compare` refuses a golden side that came after the tot
-    side.
-    """
-    place = stack.get("image") or stack.get("python_path")
-    record: Document = {
-        "format": ENV_FORMAT,
-        "env": f"{side} ({place})" if place else side,
-        "captured": utc(time.time()),
-        "order": "interleaved",
-        "session": session,
-        "side": number,
-    }
-    for name in ("node", "slot", "timer"):
-        record[name] = " | ".join(sorted({str(getattr(result, name)) for result in measured}))
-    record |= {_RECORD_NAMES.get(name, name): value for name, value in stack.items() if name not in _NOT_IN_RECORD}
-    variables = stack.get("variables")
-    if variables:
-        record["switches"] = {**record.get("switches", {}), **variables}
-        record["under_test"] = " ".join(f"switches.{name}" for name in variables)
-    return record
 
 
 def environments(ledger: LedgerReader, sides: Sequence[str] = ()) -> dict[str, Document]:

@@ -19,9 +19,9 @@ from orchestrator.errors import InputError
 from orchestrator.files.cells import cell, no_formula
 from orchestrator.files.faults import escaped, shown
 from orchestrator.files.write import csv_text, write_output
-from orchestrator.results import Document
-from orchestrator.results.rocprof import GRID
-from orchestrator.results.sides import CONFIG, ComparedSide, differences, in_turn
+from orchestrator.pages import Document
+from orchestrator.results.environment_record import differences, refuse_swapped_sides, took_turns
+from orchestrator.results.sides import CONFIG, GRID, ComparedSide
 from orchestrator.results.verdicts import ENOUGH_ROWS, OPEN, VERDICTS, RegressionRule, judge
 from worker.text import plural
 
@@ -50,7 +50,8 @@ def compare(
     `rule_only`: use only the rule, which ignores noise, and give only its figures. `again`: the file for the rows to
     measure again, "" for none. Raises InputError if the sides cannot be compared.
     """
-    paired = in_turn(golden.records, tot.records)
+    refuse_swapped_sides(golden.records, tot.records)
+    paired = took_turns(golden.records, tot.records)
     differing = differences(golden.fields, tot.fields, under_test)
     machine = _differing_values(differing, "machine")
     method = _differing_values(differing, "method")

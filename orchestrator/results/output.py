@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.families import label
-from orchestrator.pages import ALL, Cell, Page
-from orchestrator.results import Document
+from orchestrator.pages import ALL, Cell, Document, Page
 from orchestrator.results.analyze import LEAD, OFF, spread_of
 from orchestrator.results.comparison import percent
 from orchestrator.results.fastest_rows import device_text

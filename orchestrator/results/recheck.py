@@ -24,7 +24,7 @@ from orchestrator.errors import InputError
 from orchestrator.files.read import read_json
 from orchestrator.files.write import write_atomic
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
-from orchestrator.results import Document
+from orchestrator.pages import Document
 from orchestrator.tables.decision import Time, decide
 from orchestrator.tables.keys import Key, key_of, number_of
 from orchestrator.tables.merge_input import MergeInput

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 from orchestrator import clean
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.write import csv_text
-from orchestrator.results import Document
+from orchestrator.pages import Document
 from orchestrator.tables.keys import number_of
 from orchestrator.tables.row_kernels import kernel_of
 from worker.families import Family, backend_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.policy.model import Attempt, Shape
 from orchestrator.policy.sentences import describe_attempt, describe_wait
@@ -120,7 +120,7 @@ def slot_warnings(ledger: LedgerReader) -> dict[str, list[Step]]:
     return steps
 
 
-def _hottest(reading: dict[str, Any]) -> float:
+def _hottest(reading: Document) -> float:
     """The highest temperature of a reading, 0 if it has none."""
     sensors = reading.get("temperature_c")
     if not isinstance(sensors, dict):
@@ -179,7 +179,7 @@ class Explanation:
             return [f"Nothing has failed. For the history of one group, shape or node, name it: {self.next}"]
         return [line for story in self.stories for line in story.lines()]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         stories = [{**asdict(story), "steps": [step._asdict() for step in story.steps]} for story in self.stories]
         return {"run": self.run, "stories": stories}
 

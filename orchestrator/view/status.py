@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
-from typing import Any
 
 from orchestrator.ledger.reader import Counts
+from orchestrator.pages import Document
 from orchestrator.planning.plan import queue_of
 from orchestrator.policy.model import Node, Slot, State
 from orchestrator.view.formatting import describe_work_time
@@ -27,7 +27,7 @@ class SlotStatus:
     doing: str = ""
     since: float = 0.0
     device: str = ""
-    gpu: dict[str, Any] | None = None
+    gpu: Document | None = None
     """Reading of its GPU from the live poll (docs/explanation/measurement.md), None if unknown."""
 
 
@@ -49,7 +49,7 @@ class NodeStatus:
     host: str = ""
     ends_at: float = 0.0
     """Epoch seconds, 0 for never."""
-    live: dict[str, Any] | None = None
+    live: Document | None = None
     """Answer of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not polled.
     """
 
@@ -89,7 +89,7 @@ class RunStatus:
     tuner: str = ""
     standing_out: list[str] = field(default_factory=list)
     """Sentences about slots that are slow, hot or power-capped compared with the others."""
-    files: list[dict[str, Any]] = field(default_factory=list)
+    files: list[Document] = field(default_factory=list)
     """Result files: path, bytes, when written (epoch seconds)."""
     waits_for: list[str] = field(default_factory=list)
     """Occupied nodes and queues of pools; `eta_s` does not count the wait for them."""
@@ -99,7 +99,7 @@ class RunStatus:
         """The word for a shape that has a result. A bench does not tune."""
         return done_word(self.tuner)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """The document of `status --json`."""
         nodes = []
         for node in self.nodes:

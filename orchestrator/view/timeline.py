@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.pages import Document
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.reasons import Reason
 from orchestrator.view.sentences import describe_node_change, describe_slot_change
@@ -143,7 +144,7 @@ class _Axis:
         return None if t is None else self.at(t)
 
 
-def timeline(state: State, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
+def timeline(state: State, named: Callable[[int], str], start: float, end: float) -> Document:
     """Seconds from `start`. `lanes`: node, slot, segments (start, end or null, kind, attempt, group, tuned, outcome,
     shape, detail); `spans`: node, slot or null, start, end or null, kind, text; `marks`: t, kind, text, node, slot."""
     axis = _Axis(start)
