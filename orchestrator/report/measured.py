@@ -107,8 +107,8 @@ class Measurements:
         row = winner.row
         libtype = row["libtype"]
         kernel = winner.kernel_name or str(row.get("kernelName1", ""))
-        own_times = []
-        rival_times = []
+        own_times: list[float] = []
+        rival_times: list[float] = []
         for us, *other in ledger.query(_CORRECT_CANDIDATES, (winner.attempt, winner.shape)):
             times = own_times if other == [winner.kernel_name, libtype] else rival_times
             times.append(us)
@@ -130,6 +130,13 @@ class Measurements:
             first_us=own_times[0] if own_times else None,
             noisy=ledger.noise(winner.attempt, winner.shape) > 0,
         )
+
+    def _backend(self, libtype: str, kernel: str, number: int | None) -> str:
+        backend = _name_of(self.family.name, kernel, "" if number is None else str(number), libtype)
+        if backend not in self.backends and len(self.backends) >= MOST_BACKENDS:
+            backend = "other"
+        self.backends.add(backend)
+        return backend
 
 
 _name_of = lru_cache(_CHUNK)(backend_name)

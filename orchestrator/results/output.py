@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.families import label
 from orchestrator.pages import ALL, Cell, Document, Page
-from orchestrator.results.analyze import LEAD, OFF, spread_of
+from orchestrator.results.analyze import LEAD, MOST_DEVIATION, spread_of
 from orchestrator.results.comparison import percent
 from orchestrator.results.fastest_rows import device_text
 from orchestrator.results.verdicts import AGAIN_BOUND
@@ -156,7 +156,7 @@ def _by_error(row: Document) -> tuple[float, float]:
 
 
 def _add_reference(page: Page, reference: Document) -> None:
-    """Add the published figures beside the measured ones. A deviation of more than OFF is marked with a `!`."""
+    """Add the published figures beside the measured ones. One that deviates by more than MOST_DEVIATION has a `!`."""
     rows: list[Sequence[Cell]] = []
     measured = 0
     deviating = 0
@@ -176,7 +176,7 @@ def _add_reference(page: Page, reference: Document) -> None:
     page.table(heads, rows, right=("published", "measured", "deviation"), most=len(rows))
     page.line(
         f"{measured} of {len(rows)} published shapes were measured, {deviating} of them deviate by more than"
-        f" {OFF:.0%} (!)",
+        f" {MOST_DEVIATION:.0%} (!)",
         reference["source"],
     )
 

@@ -131,7 +131,7 @@ def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
 class CheckedRow:
     """The verdict on a row. Times are in microseconds, None if not measured. `by`: the fastest runner-up now."""
 
-    key: tuple[int | str, ...]
+    key: Key
     verdict: Verdict
     kernel: str
     then_us: float
