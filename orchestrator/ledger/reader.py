@@ -44,10 +44,7 @@ class Counts:
     @classmethod
     def of(cls, state: State, total: int, skipped: int) -> Counts:
         """The counts of a run; total = tuned + skipped + failed + running + pending."""
-        slots = [slot for node in state.nodes.values() for slot in node.slots.values()]
-        currents = [state.attempts[slot.running].current for slot in slots if slot.running]
-        in_flight = {shape for shape in currents if shape is not None}
-        running = sum(1 for shape in in_flight if state.shapes[shape].state == "pending")
+        running = sum(1 for shape in state.shapes_in_flight if state.shapes[shape].state == "pending")
         pending = total - skipped - state.tuned - state.failed - running
         return cls(total, state.tuned, skipped, state.failed, running, pending)
 

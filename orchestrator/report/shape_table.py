@@ -11,7 +11,6 @@ from orchestrator.families import label
 from orchestrator.ledger.reader import LedgerReader, ShapeState
 from orchestrator.pages import Document
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
-from orchestrator.policy.model import State
 from orchestrator.report.figures import five_numbers, rounded
 from orchestrator.report.measured import Measurements, Tried, Winner
 from orchestrator.shapes.model import Key, element_type
@@ -109,7 +108,7 @@ def shape_rows(
     """One row for each shape, in the order of the shapes file."""
     shown = columns(measured.family, measured.keys)["key"]
     places = [measured.family.key_names.index(name) for name in shown]
-    in_flight = _shapes_in_flight(ledger.replayed)
+    in_flight = ledger.replayed.shapes_in_flight
     nothing = Tried()
     rows: list[list[Any]] = []
     for shape in ledger.shapes():
@@ -139,11 +138,6 @@ def shape_rows(
             ]
         )
     return rows
-
-
-def _shapes_in_flight(state: State) -> set[int | None]:
-    slots = [slot for node in state.nodes.values() for slot in node.slots.values()]
-    return {state.attempts[slot.running].current for slot in slots if slot.running}
 
 
 def _winner_cells(winner: Winner | None, roofs: Roofs, key: Key) -> list[Any]:

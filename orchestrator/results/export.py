@@ -124,7 +124,7 @@ def make_provenance(
 
 
 def _describe_request(results: RunResults, config: RunConfig, inventory_sha256: str) -> Document:
-    """What was asked for, when, and from which files."""
+    """The request of the run: its options, its times and its files."""
     tuner = results.ledger.meta("tuner")
     options = dict(config.options)
     if recorded_tuner(tuner or "").side_by_side:
@@ -165,7 +165,7 @@ def _describe_machines(results: RunResults) -> Document:
 
 
 def _describe_outcome(results: RunResults) -> Document:
-    """What became of the shapes, and which candidates were blocked."""
+    """The results of the shapes by number, and the candidates that were blocked."""
     ledger = results.ledger
     name_key = results.family.named_key
     unconfirmed = []

@@ -47,7 +47,7 @@ class ShapeGain:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadGain:
-    """What a run gained over the calls of a workload. `rows`: shapes with times before and after, the largest gain
+    """The gain of a run over the calls of a workload. `rows`: shapes with times before and after, the largest gain
     first. `left_out`: shapes without a time before."""
 
     rows: tuple[ShapeGain, ...]
@@ -122,7 +122,7 @@ def times_before(
 
 
 def gains_over_median(ledger: LedgerReader, winners: Iterable[ProfileRow]) -> dict[int, float]:
-    """How many times as fast as the median candidate each winner is, by shape; without winners that were alone.
+    """The median candidate's time over that of each winner, by shape; without winners that were alone.
 
     Candidates are the correct ones of the settling attempt, with their first times. 1.0: the choice made no difference.
     """

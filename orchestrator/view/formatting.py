@@ -46,7 +46,7 @@ def _round(seconds: float) -> float:
 
 
 def describe_uncounted_wait(awaited: Sequence[str]) -> str:
-    """What an estimate leaves out: `, not counting the wait for n1 and the queue of pool`; "" if nothing is awaited."""
+    """`, not counting the wait for n1 and the queue of pool`, behind an estimate; "" if nothing is awaited."""
     return f", not counting the wait for {and_more(awaited, 3)}" if awaited else ""
 
 

@@ -113,10 +113,7 @@ def find_incidents(state: State, node: str) -> list[Span]:
 
 def attempts_by_slot(state: State) -> dict[SlotId, list[Attempt]]:
     """The attempts of each slot, in the order in which they began; slots without one, too."""
-    by_slot: dict[SlotId, list[Attempt]] = {}
-    for node in state.nodes.values():
-        for slot in node.slots.values():
-            by_slot[slot.id] = []
+    by_slot: dict[SlotId, list[Attempt]] = {slot.id: [] for slot in state.slots}
     for attempt in state.attempts.values():
         if attempt.started_at is not None:
             by_slot[attempt.node, attempt.slot].append(attempt)
