@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -84,8 +84,8 @@ def _readings_by_slot(state: State, reports: Mapping[str, Report]) -> dict[SlotI
 def _slot_row(slot: Slot, spreads: Sequence[float], readings: Sequence[Document]) -> list[Any]:
     """[node, slot, winners, their median spread, the canary's median us, its range over that, hottest C, lowest clock,
     highest clock] of a slot, None for what is not known. The clocks are in MHz."""
-    temperatures = []
-    clocks = []
+    temperatures: list[float] = []
+    clocks: list[float] = []
     for reading in readings:
         sensors = reading.get("temperature_c")
         if isinstance(sensors, dict):
@@ -111,7 +111,7 @@ def _slot_row(slot: Slot, spreads: Sequence[float], readings: Sequence[Document]
     ]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

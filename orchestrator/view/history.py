@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import NamedTuple
 
 from orchestrator.events import NOISE
@@ -13,6 +12,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.policy.model import Attempt, Shape, State
 from orchestrator.reasons import Reason
 from orchestrator.view.advice import advise_on_failure, advise_on_incident
+from orchestrator.view.header import NameOfShape
 from orchestrator.view.timeline import find_incidents, kind_of
 from worker.text import plural
 
@@ -97,7 +97,7 @@ def _describe_result(shape: Shape, attempt: Attempt) -> str:
     return text
 
 
-def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> list[Document]:
+def failures(ledger: LedgerReader, named: NameOfShape, run: str) -> list[Document]:
     """Failures by reason, the most frequent first. `run`: its name on a command line."""
     by_reason: dict[str, list[ShapeState]] = defaultdict(list)
     for shape in ledger.failed():
@@ -119,7 +119,7 @@ def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> lis
     return documents
 
 
-def _failed_shape(state: State, shape: ShapeState, reason: Reason, named: Callable[[int], str]) -> Document:
+def _failed_shape(state: State, shape: ShapeState, reason: Reason, named: NameOfShape) -> Document:
     return {
         "id": shape.id,
         "shape": named(shape.id),
