@@ -59,7 +59,7 @@ def run_passes(
 
     for number in range(rule.runs + rule.extra):
         if number >= rule.runs:  # an extra pass: only over shapes whose times disagree so far
-            unstable = {result.key for result in results_so_far().found if result.status == "unstable"}
+            unstable = {result.key for result in results_so_far().results if result.status == "unstable"}
             shapes = [shape for shape in shapes if shape.key in unstable]
         if not shapes:
             break

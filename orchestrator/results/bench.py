@@ -1,9 +1,11 @@
-"""Results of a bench from its rows, one per shape, side and backend, and its files in the run folder.
+"""The results of a bench, made from its rows, and its files in the run folder.
 
-`settled_rows` chooses the rows that count, `join_runs` makes the results, and `BenchResults.write` writes the files:
+`BenchResults.of_run` makes them at the end of a run; `write` writes the files. (A bench of images has a run for each
+pass: `bench/image_passes.py` calls `settled_rows` for each and `join_runs` for all.) A side is a software stack or a
+config set; a run, in this module, is one measurement of a backend on a shape. The files are:
 
-- bench.csv: a row per shape (and side), the runbook's columns first, then the other backends';
-- bench_runs.csv: a row per run, long;
+- bench.csv: a row for each shape and side, the columns of the runbook first, then those of other backends;
+- bench_runs.csv: a row for each run;
 - NAME.csv and NAME.env.json for each side: the input of `compare`.
 """
 
@@ -35,9 +37,11 @@ RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_u
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A backend on a shape. `us` is the mean of the runs that agree, 0 where there is no number (`detail` says why).
+    """The result of a backend on a shape. `us` is the mean of the runs that agree, 0 if there is no number (`detail`
+    says why); `tflops` and `bw` (GB/s) are for that time.
 
-    `spread` is (max - min) / mean of those runs, `samples` how many runs were taken; `runs` are (number, us) of all.
+    `env`: the name of the side, "" without sides. `spread`: (max - min) / mean of those runs. `samples`: how many runs
+    were taken. `runs`: (number, us) of all. `op`, `kernel`, `timer`: as the worker reports them.
     """
 
     shape: int
@@ -67,12 +71,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BenchResults:
-    """Findings of a bench: `stacks` are the facts of its sides by name, in the order of `--env` or `--config-set`
-    (golden comes first); `total` shapes were asked for."""
+    """The results of a bench. `stacks`: the facts of its sides by name (`environments`), in the order of `--env` or
+    `--config-set`, golden first. `total`: how many shapes were asked for. `failed`: those whose attempts failed."""
 
     paths: RunPaths
     family: Family
-    found: list[Result]
+    results: list[Result]
     stacks: Mapping[str, Document]
     total: int
     failed: Sequence[ShapeState] = ()
@@ -86,22 +90,22 @@ class BenchResults:
 
     @property
     def at_fault(self) -> bool:
-        """True where a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
-        return any(not result.measured and result.status not in HARMLESS for result in self.found)
+        """True if a backend failed: by a fault, a wrong result or a hang, but not by being absent."""
+        return any(not result.measured and result.status not in HARMLESS for result in self.results)
 
     @property
     def measured(self) -> int:
-        """Shapes with a number."""
-        return len({result.shape for result in self.found if result.measured})
+        """The number of shapes with a time."""
+        return len({result.shape for result in self.results if result.measured})
 
     def write(self) -> None:
         """Write all files. Raises OSError."""
-        _write(self.paths.bench, _bench_rows(self.found, self.family))
-        _write(self.paths.bench_runs, _run_rows(self.found, self.family))
+        _write(self.paths.bench, _bench_rows(self.results, self.family))
+        _write(self.paths.bench_runs, _run_rows(self.results, self.family))
         for number, (side, stack) in enumerate(self.stacks.items(), 1):
-            results = [result for result in self.found if result.env == side]
+            results = [result for result in self.results if result.env == side]
             if not side or not results:
-                continue
+                continue  # without --env and --config-set there is one stack, named ""
             measured = [result for result in results if result.measured]
             _write(self.paths.root / f"{side}.csv", _side_rows(measured, self.family))
             places = join_records({"node": r.node, "slot": r.slot, "timer": r.timer} for r in measured)
@@ -110,8 +114,8 @@ class BenchResults:
 
 
 def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
-    """The rows that count. Of a shape that was tried several times the settling attempt counts, else the last that has
-    rows: runs of two attempts are never mixed."""
+    """The rows that count. If a shape was tried several times, only one attempt counts, because runs of two attempts
+    are not comparable: the one that settled it, or else the last that has rows."""
     by_attempt: dict[int, dict[str, list[ProfileRow]]] = {}
     for row in ledger.profile_rows():
         by_attempt.setdefault(row.shape, {}).setdefault(row.attempt, []).append(row)
@@ -124,10 +128,10 @@ def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
 
 
 def join_runs(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> list[Result]:
-    """The results of all runs together, by shape, side (in the order of `sides`) and backend (as they are usually
-    listed).
+    """A result for each shape, side and backend, in this order; the sides in the order of `sides`, the backends as they
+    are usually listed.
 
-    Rows of several passes are one result; a pass without a number leaves none to the whole.
+    Rows of several passes are one result. If one pass has no time, the result has none.
     """
     groups: dict[tuple[Key, str, str], list[ProfileRow]] = {}
     for row in rows:
@@ -145,7 +149,7 @@ def join_runs(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> l
 
 
 def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:
-    """The result of a backend from the rows of its runs. A row with another status than ok decides for the whole."""
+    """The result of a backend from the rows of its runs. If a row has a status other than ok, the result has it."""
     runs = {int(row.row["run"]): row for row in rows if row.row.get("run") and row.us > 0 and row.status == "ok"}
     failed = next((row for row in rows if row.status != "ok"), None)
     last = failed or rows[-1]
@@ -204,7 +208,8 @@ def redacted(options: Mapping[str, Any]) -> Document:
 def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of bench.csv.
 
-    `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
+    The columns `triton_*` and `gluon_*` are AITER's backends, as in the guide. Every other backend has columns with its
+    own name.
     """
     # the columns: those of the runbook, then what the backends of this bench add
     runbook_names = {owner: name for name, owner in AITERS.items()}
@@ -282,7 +287,9 @@ def _side_rows(measured: Sequence[Result], family: Family) -> Iterator[Sequence[
 
 
 def environments(ledger: LedgerReader, sides: Sequence[str] = ()) -> dict[str, Document]:
-    """Return the versions of each environment by name, in the order of `sides`; `hosts`: slots it was measured on."""
+    """The facts of each side's stack by name, in the order of `sides`, as `{"new": {"torch": "2.9.1", "device": "AMD
+    Instinct MI355X", ..., "hosts": [{"node": "n1", "slot": "0", "device": ...}]}}`. Of facts that differ between slots
+    the first counts; `hosts` are the slots that measured it."""
     stacks: dict[str, Document] = {name: {"hosts": []} for name in sides}
     for slot in ledger.slots():
         for name, facts in (slot.device.get("bench") or {}).items():

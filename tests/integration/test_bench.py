@@ -169,8 +169,8 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
     of, state = image_passes.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()))
     of.write()
     assert (state, sorted(map(str, images))) == ("finished", ["image:1", "image:2"])
-    assert [(r.key[0], len(r.runs), r.status) for r in of.found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
-    assert [r.env for r in of.found] == ["golden", "tot"] * 2
+    assert [(r.key[0], len(r.runs), r.status) for r in of.results] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
+    assert [r.env for r in of.results] == ["golden", "tot"] * 2
     assert read_csv(of.paths.root / "tot.csv")[0]["run"] == "1"
     record = json.loads((of.paths.root / "tot.env.json").read_text())
     assert (record["env"], record["session"]) == ("tot (image:2)", of.paths.run)
