@@ -72,7 +72,7 @@ def _summarize(shares: list[float]) -> Document:
 
 
 def _readings_by_slot(state: State, reports: Mapping[str, Report]) -> dict[SlotId, list[Document]]:
-    """What the workers read of each slot's GPU, as `{"temperature_c": {"junction": 61}, "clock_mhz": 2100, ...}`."""
+    """Readings of each slot's GPU by the workers, as `{"temperature_c": {"junction": 61}, "clock_mhz": 2100, ...}`."""
     readings: dict[SlotId, list[Document]] = defaultdict(list)
     for id_, report in reports.items():
         attempt = state.attempts.get(id_)

@@ -88,9 +88,9 @@ class VerifiedRow:
 
 @dataclass(slots=True)
 class Verified:
-    """The answer of a node, or of one of its slots. `aiter`: what the worker says of the AITER that it found. `why`: the
-    reason for which nothing could be run, "" if it could. `code`: the exit code of AITER's own check. `last`: the last
-    lines that were printed."""
+    """The answer of a node, or of one of its slots. `aiter`: what the worker says of the AITER that it found. `why`:
+    the reason for which nothing could be run, "" if it could. `code`: the exit code of AITER's own check. `last`: the
+    last lines that were printed."""
 
     node: str
     rows: list[VerifiedRow]
