@@ -1,4 +1,8 @@
-"""The table of shapes on a page, and what is drawn beside it: the roofline and the figures of each backend."""
+"""The table of shapes on a page, and what is drawn beside it: the roofline and the figures of each backend.
+
+`collector.py` calls `columns`, `shape_rows`, `by_backend` and `Roofs` for each document. A row is a list with a cell
+for each of COLUMNS, because a page may have ten thousand rows.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +87,15 @@ COLUMNS = (
     "detail",
     "best",
 )
-"""Cells of a row. `key`: the key columns that differ. `intensity`: operations per byte. `share`: of the roof. `best`:
-TFLOPS by backend, in the backends' order."""
+"""Cells of a row, "" or None for what is not known. Times are in microseconds.
+
+- `key`: the shape's values of the key columns that are shown; `candidates`: how many were tried
+- `backend` to `spread`: of the winner; `bw`: GB/s; `intensity`: operations per byte; `share`: of the roof
+- `median_us`: of the correct candidates; `runner_up_us`: the best of another kernel
+- `old_us`: in the table before the run
+- `node`, `slot`, `attempt`, `reason`, `detail`: of the attempt that settled the shape
+- `best`: the TFLOPS that each backend reached, in the order of the page's backends
+"""
 
 
 def columns(family: Family, keys: Mapping[int, Key]) -> Document:
