@@ -22,16 +22,19 @@ GENERIC = {"root", "localhost", "local", "/", "."}
 ADDRESS = re.compile(
     r"[\w.+-]+@[\w.-]+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|(?<=<host>)(?!\.log\b)(?:\.[A-Za-z0-9-]+)+"
 )
-# absolute paths but for those of the system and of packages
+"""`user@host`, an IPv4 address, or the domain behind a host's name that was replaced."""
 PATH = re.compile(
     r"(?:<path>|(?<![\w.<>/~$})-])~?/(?!dev/|sys/|proc/|opt/rocm)(?=[\w.+@%~<-]))"
     r"(?:(?!/(?:site|dist)-packages/)(?:<\w+>|[^\s\"'`\\,;:()<>|=\[\]{}]))*"
 )
+"""An absolute path, up to the folder of Python's packages if it has one; paths of the system stay."""
+MOST_CHARACTERS = 4 << 20
+"""Characters of a file that are packed: its last ones."""
 
 
 def make_scrubber(trial: NodeTrial) -> Callable[[str], str]:
-    """A function that replaces names of hosts, users, images and paths in a text; absolute paths and addresses even if
-    nobody named them."""
+    """A function that replaces the names that the node's inventory and its check gave, as `<host>`, `<user>`, `<image>`
+    and so on. Absolute paths and addresses are replaced even if nobody named them."""
     node = trial.node
     facts: Document = {}
     for checked in trial.steps["nodes"].document.get("nodes", ()):
@@ -73,7 +76,7 @@ def write_bundle(trial: NodeTrial, outcome: str, to: Path) -> None:
     scrub = make_scrubber(trial)
     with tarfile.open(to, "w:gz") as archive:
         for name, text in texts.items():
-            data = scrub(text[-(4 << 20) :]).encode("utf-8", "replace")
+            data = scrub(text[-MOST_CHARACTERS:]).encode("utf-8", "replace")
             member = tarfile.TarInfo(scrub(name))
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
