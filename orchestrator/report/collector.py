@@ -13,6 +13,7 @@ from orchestrator.command_hints import program
 from orchestrator.ledger.reader import BlockedCandidate, LedgerReader, Replay, ShapeState, SlotInfo
 from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths, holder
+from orchestrator.planning.estimate import Range
 from orchestrator.policy.model import State
 from orchestrator.report.figures import rounded
 from orchestrator.report.measured import Measurements
@@ -93,7 +94,9 @@ class Collector:
         is_going = run_state in UNFINISHED
         now = time.time()
         start = config.created if state.first_t is None else state.first_t
-        end = now if is_going else float(ledger.meta("ended") or state.last_t or config.created)
+        end = now
+        if not is_going:
+            end = float(ledger.meta("ended") or state.last_t or config.created)
         end = max(end, state.last_t or end)
         header = RunHeader.of(ledger, config, {})
         before = self._previous_table(ledger)
@@ -101,9 +104,7 @@ class Collector:
         devices = [device for device in (slot.device or slot.info for slot in slots) if device]
         sessions = sessions_until(state, end)
         eta = time_left(state, header, now, driven=True) if is_going and state.nodes else None
-        left = ""
-        if eta is not None:
-            left = describe_time_left(eta.low_s, eta.mid_s, eta.high_s) + describe_uncounted_wait(awaited(state))
+        left = _describe_left(eta, state)
         unconfirmed = ledger.unconfirmed()
         counts = ledger.counts()
         bench = self._is_bench
@@ -154,6 +155,13 @@ class Collector:
                 notes.append(noise_note(noisy, self.paths.named))
         notes += [f"compared with the other GPUs, {flag}" for flag in describe_flags(state)[:MOST_FLAGS]]
         return [f"{note[:1].upper()}{note[1:]}." for note in notes]
+
+
+def _describe_left(eta: Range | None, state: State) -> str:
+    """`about 2 min 05 s, not counting the wait for n1`; "" if the time left is not known."""
+    if eta is None:
+        return ""
+    return describe_time_left(eta.low_s, eta.mid_s, eta.high_s) + describe_uncounted_wait(awaited(state))
 
 
 def _table_of_shapes(

@@ -219,15 +219,13 @@ class _Columns:
         return ""
 
 
-def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
-    """The rows of a file that have a time. Adds the rows left out to `notes`. Raises InputError with the file's
-    faults."""
+def _read_frame(path: Path, dropped: Sequence[str], faults: Faults) -> tuple[pd.DataFrame, _Columns]:
+    """All rows of a file as texts, indexed by the number of their line, which messages name; and what its columns mean.
+    Raises InputError with the file's faults."""
     where = escaped(str(path))
-    faults = Faults(path)
-    # the header, and which of its columns mean what
-    every = list(islice(csv_records(path, None), MAX_LINES + 2))
-    is_too_long = len(every) == MAX_LINES + 2  # a file that is longer is refused, never cut
-    records = [(line, cells) for line, _, cells in every if any(cells)]
+    all_lines = list(islice(csv_records(path, None), MAX_LINES + 2))
+    is_too_long = len(all_lines) == MAX_LINES + 2  # a file that is longer is refused, never cut
+    records = [(line, cells) for line, _, cells in all_lines if any(cells)]
     if not records:
         raise InputError(f"{where}:1: is empty (columns: none)")
     (header_line, header), *lines = records
@@ -245,23 +243,28 @@ def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataF
         if len(cells) != len(names):
             faults.add(_wrong_length(cells, names), line=line)
     faults.raise_as(InputError)
+    numbers = [line for line, _ in lines]
+    frame = pd.DataFrame([cells for _, cells in lines], index=numbers, columns=pd.Index(names), dtype=object)
+    return frame, columns
 
-    # the rows with a time; each keeps the number of its line as index, for the messages
-    frame = pd.DataFrame(
-        [cells for _, cells in lines], index=[line for line, _ in lines], columns=pd.Index(names), dtype=object
-    )
+
+def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
+    """The rows of a file that have a time, in the form of `ComparedSide.rows`, with the chip if the file names it. Adds
+    the rows left out to `notes`. Raises InputError with the file's faults."""
+    faults = Faults(path)
+    frame, columns = _read_frame(path, dropped, faults)
     measured = frame
     if "status" in frame:
         measured = frame[frame["status"].isin(("", *MEASURED))]
     us = _times(measured[columns.time], columns, faults)
     for count, why in ((len(frame) - len(measured), "whose status is not ok"), (us.isna().sum(), "without a time")):
         if count:
-            notes.append(f"{where}: left out {plural(int(count), 'row')} {why}")
+            notes.append(f"{escaped(str(path))}: left out {plural(int(count), 'row')} {why}")
     us = us.dropna()
 
     # the kernel, the shape and the time of each
     timed = measured.loc[us.index].replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are the same
-    rows = timed[[*columns.shape, *(name for name in (*CHIP, CONFIG) if name in names)]].assign(us=us)
+    rows = timed[[*columns.shape, *(name for name in (*CHIP, CONFIG) if name in frame)]].assign(us=us)
     rows.insert(0, "kernel", _kernel_names(measured.loc[us.index], columns))
     _check_repeats(rows, timed, columns, faults)
     faults.raise_as(InputError)
