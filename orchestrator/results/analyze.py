@@ -7,6 +7,7 @@ figures of --reference are `data/reference_fp4.csv`, with their source in its fi
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations, groupby
@@ -380,5 +381,6 @@ def write_csv(results: Document, out: TextIO) -> None:
     keys = list(results["rows"][0]["key"]) if lines else []
     measured = [f"{backend}_{unit}" for backend in results["backends"] for unit in ("tflops", "us")]
     ranking = ["best", "kernelName", "asm_over_best_other", "roofline_share", "rows_left_out"]
-    columns = pd.Index([*DEVICE, *keys, *measured, *ranking])
-    pd.DataFrame(lines, columns=columns, dtype=object).to_csv(out, index=False, lineterminator="\n")
+    writer = csv.DictWriter(out, [*DEVICE, *keys, *measured, *ranking], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
