@@ -393,14 +393,15 @@ class LedgerReader:
                 shape = shapes.get(row.shape)
                 if shape is not None and shape.state == "tuned" and shape.attempt == row.attempt:
                     winners.setdefault(row.shape, row)
-            if not all(0 < row.us < inf for row in winners.values()):
-                raise ValueError("a winner without a time")  # `__exit__` names it
         return [winners[id_] for id_ in sorted(winners)]
 
     def winner_rows(self, after: int = 0) -> Iterator[ProfileRow]:
         """The winners of all attempts, whether they settled their shape or not, in the order of arrival. `after`: only
         those with an id above this."""
-        return map(_row, self._each(f"{_ROW} WHERE r.winner=1 AND r.id>? ORDER BY r.id", (after,)))
+        for row in map(_row, self._each(f"{_ROW} WHERE r.winner=1 AND r.id>? ORDER BY r.id", (after,))):
+            if not 0 < row.us < inf:
+                raise ValueError("a winner without a time")  # `__exit__` names it
+            yield row
 
     def noise(self, attempt: str, shape: int) -> float:
         """The spread of an attempt's winner if it is noisy: its last time differs from its own first time by more than
