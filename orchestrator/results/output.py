@@ -1,4 +1,8 @@
-"""Shows the documents of `analyze` and `compare` to people: tables and sentences on a page (`cli.printer`)."""
+"""Shows the documents of `analyze` and `compare` to people: adds tables and sentences to a page.
+
+`add_analysis` shows what `analyze.py` made, `add_comparison` what `comparison.py` made. `cli/printer.py` prints the
+page, or makes Markdown of it.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ FEW = 5
 Verdict = Literal["good", "gone", "slower", "overtaken", "not measured"]
 T = TypeVar("T")
 KernelName = tuple[str, str]
-"""Name and splitK, which identify a kernel in every build."""
+"""(name, splitK), which identify a kernel in every build, as its number does not."""
 
 
 @dataclass(frozen=True, slots=True)
