@@ -2,7 +2,7 @@
 
 An image is a container, so images alternate pass by pass. Each pass is a run of its own with one round over all shapes,
 in an order drawn anew; equal pass numbers are paired. Everything happens on one slot, the first of the first usable
-node. `gemmfleet bench` calls `refuse_other_engines`, then `run_passes`. Other stacks alternate inside a worker
+node. The command calls `refuse_other_engines`, then `run_passes`. Other stacks alternate inside a worker
 (worker/bench/tuner.py).
 """
 
