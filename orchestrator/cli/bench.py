@@ -15,7 +15,7 @@ from orchestrator.bench.image_passes import refuse_other_engines, run_passes
 from orchestrator.cli.bench_page import bench_page
 from orchestrator.cli.driving import make_request, start
 from orchestrator.cli.live_view import make_view
-from orchestrator.cli.options import DriveFlags, FamilyOpt, InventoryOpt, RunFlags, parse_tuner_options
+from orchestrator.cli.options import FamilyOpt, InventoryOpt, RunFlags, SettingFlags, parse_tuner_options
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.controller.drive import drive as drive_run
 from orchestrator.controller.prepare import prepare
@@ -25,7 +25,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY
 from orchestrator.pages import Page
 from orchestrator.paths import RunPaths
-from worker.protocol.bench import Side, lodge
+from worker.protocol.bench import Side, take_texts_out
 
 
 def bench(
@@ -48,7 +48,6 @@ def bench(
     env: Annotated[
         list[str] | None,
         typer.Option(
-            "--env",
             help="A software stack to alternate with others on the same slot: an interpreter on the node, or an image"
             " of the worker, with switches of its own; repeatable.",
             metavar="NAME=[PYTHON|IMAGE][,VAR=VALUE...]",
@@ -57,7 +56,6 @@ def bench(
     config_set: Annotated[
         list[str] | None,
         typer.Option(
-            "--config-set",
             help="Configs of AITER's Triton GEMMs to alternate with others: a tree's, or a run's configs/aiter;"
             " repeatable. NAME= is the node's own.",
             metavar="NAME=DIR",
@@ -72,9 +70,7 @@ def bench(
     kernel: Annotated[
         str, typer.Option(help="Timer rocprof: count only kernels with a matching name.", metavar="REGEX")
     ] = "",
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, max=20, help="Measurements of a shape that must agree.")
-    ] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Measurements of a shape that must agree.")] = 3,
     extra: Annotated[int, typer.Option(min=0, max=20, help="Further measurements where they disagree.")] = 2,
     stability: Annotated[
         float, typer.Option(min=0.001, max=1.0, help="Largest spread, (max - min) / mean, of measurements that agree.")
@@ -94,7 +90,7 @@ def bench(
     ] = None,
     *,
     run: RunFlags,
-    drive: DriveFlags,
+    settings: SettingFlags,
 ) -> Page:
     """Measure several backends on the same shapes, interleaved.
 
@@ -120,10 +116,10 @@ def bench(
         shapes = bench_request.example_suite()
         family = family or GUIDE_FAMILY
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
-    options, texts = lodge(options)
+    options, texts = take_texts_out(options)
     request = make_request(
         run,
-        drive,
+        settings,
         shapes=shapes,
         inventory=inventory,
         family=family,

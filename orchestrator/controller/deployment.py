@@ -17,7 +17,7 @@ from orchestrator.errors import NoUsableNodeError
 from orchestrator.families import get_tuner
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory
-from orchestrator.inventory.values import value_hider
+from orchestrator.inventory.references import value_hider
 from orchestrator.machines.admission import NodeAdmission
 from orchestrator.machines.check_script import script
 from orchestrator.machines.facts import load_facts, save_facts

@@ -25,7 +25,7 @@ from orchestrator.controller.pools import machines_of, node_maker, pools_of
 from orchestrator.errors import TakenOverError
 from orchestrator.events import RetryAsked
 from orchestrator.inventory.load import limit, load_inventory
-from orchestrator.inventory.values import value_hider
+from orchestrator.inventory.references import value_hider
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger

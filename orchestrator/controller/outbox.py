@@ -11,7 +11,7 @@ from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import BlockedCandidate
 from orchestrator.results.recheck import kernels_to_check
-from worker.protocol import BlocklistVerdict, InboxName, Spec, SpecShape
+from worker.protocol import BlockedVerdict, InboxName, Spec, SpecShape
 
 
 class Outbox:
@@ -43,7 +43,8 @@ class Outbox:
                 self._put(node, InboxName(0, slot, attempt), self._make_spec(attempt, "canary", "", ()))
 
     def drain(self) -> None:
-        """Make every worker finish its attempt and claim no more. Send blocklist verdicts that no spec has carried."""
+        """Make every worker finish its attempt and claim no more. Send verdicts on blocked candidates that no spec has
+        carried."""
         for driver in self._registry.reached_drivers():
             session = self._registry.session_of(driver.node)
             files = {}
@@ -60,8 +61,8 @@ class Outbox:
             self._registry.drivers[node].put(session, {f"inbox/{name}": spec.dumps()})
 
     def _with_verdicts(self, spec: Spec, node: str) -> Spec:
-        """The spec, with verdicts on candidates in the node's blocklist added."""
-        ran, faulted = self._context.ledger.blocklist_verdicts(node)
+        """The spec, with verdicts on the node's blocked candidates added."""
+        ran, faulted = self._context.ledger.blocked_verdicts(node)
         family = spec.family
         return replace(spec, refuted=_verdicts(ran, family), confirmed=_verdicts(faulted, family))
 
@@ -86,7 +87,7 @@ class Outbox:
         return dict(zip(self._key_names, self._context.ledger.keys[shape], strict=True))
 
 
-def _verdicts(candidates: list[BlockedCandidate], family: str) -> list[BlocklistVerdict]:
+def _verdicts(candidates: list[BlockedCandidate], family: str) -> list[BlockedVerdict]:
     return [
-        BlocklistVerdict(family=family, key=[*c.key], candidate=[*c.candidate], slot=c.gpu, t=c.t) for c in candidates
+        BlockedVerdict(family=family, key=[*c.key], candidate=[*c.candidate], slot=c.gpu, t=c.t) for c in candidates
     ]

@@ -115,16 +115,18 @@ def prepare(request: RunRequest) -> PreparedRun:
         cost,
         machines.slots(),
         tuner=inputs.tuner,
-        gfx=gfx,
-        cu_num=cu_num,
+        chip=(gfx, cu_num),
         skipped=dropped.skipped,
-        notes=_notes(inputs, machines, dropped, memory),
         values={shape: value.value for shape, value in worth.items()},
-        leases={pool.name: pool.count[1] for pool in machines.pools},
     )
     occupied = _nodes_to_wait_for(machines.reports, machines_of(inputs.inventory), request.busy)
     queues = [queue_of(pool.name) for pool in machines.pools]
-    plan = replace(plan, waits_for=(*occupied, *queues))
+    plan = replace(
+        plan,
+        notes=tuple(_notes(inputs, machines, dropped, memory)),
+        leases={pool.name: pool.count[1] for pool in machines.pools},
+        waits_for=(*occupied, *queues),
+    )
     return PreparedRun(
         request,
         _run_config(request, inputs, run),

@@ -21,8 +21,8 @@ from worker.protocol import (
     OUTCOMES,
     SHAPE_VERDICTS,
     ProtocolError,
+    blocked_records,
     parse_record,
-    withheld_list,
 )
 
 EVENTS = "E"
@@ -256,10 +256,10 @@ class Ingest:
     def _store_blocked(self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Store the candidates that were left out, and return them for the event of the shape's end. Raise _Odd."""
         try:
-            entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
+            entries, more = blocked_records(raw.get("withheld", ()), raw.get("withheld_more", 0))
         except ProtocolError as e:
             raise _Odd(str(e)) from e
-        self._ledger.withheld(attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries)
+        self._ledger.keep_blocked(attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries)
         unconfirmed = [entry for entry in entries if not entry["confirmed"]]
         return {
             "withheld": tuple(tuple(entry["candidate"]) for entry in unconfirmed),
@@ -342,6 +342,6 @@ def _hottest(temperatures: object) -> float:
 
 
 def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """A reading of worker/device.py, if the record has one."""
+    """A reading of worker/conditions.py, if the record has one."""
     reading = clean.document(raw.get("conditions"))
     return {when: reading} if reading else None

@@ -27,7 +27,7 @@ from orchestrator.policy.settings import PolicySettings
 from orchestrator.tables.decision import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
-from worker.protocol.spec import MAX_WITHHELD
+from worker.protocol.candidates import MAX_BLOCKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ShapeState:
 class Report:
     """A worker's report on an attempt, beside its records; {} and None if it sent no report.
 
-    `conditions`: readings of worker/device.py, `before` and `after`.
+    `conditions`: readings of worker/conditions.py, `before` and `after`.
     """
 
     device: dict[str, Any]
@@ -115,7 +115,7 @@ class BlockedCandidate:
     detail: str
     source: str
     confirmed: bool
-    """It was in the node's blocklist already, from two slots."""
+    """The node had it as blocked already, confirmed by two slots."""
     verdict: str | None
     key: tuple[str, ...]
     gpu: str
@@ -431,8 +431,8 @@ class LedgerReader:
         with self.snapshot():
             return self._judged(self.replayed, self.query(f"{_BLOCKED} WHERE shape=coalesce(?, shape)", (shape,)))
 
-    def blocklist_verdicts(self, node: str) -> tuple[list[BlockedCandidate], list[BlockedCandidate]]:
-        """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
+    def blocked_verdicts(self, node: str) -> tuple[list[BlockedCandidate], list[BlockedCandidate]]:
+        """Verdicts for the node's blocked candidates: those that ran elsewhere, and those that faulted there too.
 
         Only for shapes that were settled after the node's latest running attempt was sent.
         """
@@ -460,7 +460,7 @@ class LedgerReader:
             slots[candidate.shape, candidate.candidate].add((candidate.node, candidate.slot))
         # the list of such an attempt is cut off: a candidate that it lacks may have been left out, too
         counts = Counter(candidate.attempt for candidate in blocked)
-        cut_off = {attempt for attempt, count in counts.items() if count >= MAX_WITHHELD}
+        cut_off = {attempt for attempt, count in counts.items() if count >= MAX_BLOCKED}
 
         def verdict(candidate: BlockedCandidate) -> str | None:
             if len(gpus[candidate.shape, candidate.candidate]) > 1:
@@ -468,8 +468,8 @@ class LedgerReader:
             attempt = _attempt_of_result(state, candidate.shape)
             if attempt is None or attempt.id in cut_off:
                 return None
-            left_out_there = (attempt.node, attempt.slot) in slots[candidate.shape, candidate.candidate]
-            return None if left_out_there else "ran"
+            blocked_there = (attempt.node, attempt.slot) in slots[candidate.shape, candidate.candidate]
+            return None if blocked_there else "ran"
 
         return [replace(candidate, verdict=verdict(candidate)) for candidate in blocked]
 

@@ -117,7 +117,7 @@ class Ledger(LedgerReader):
     ) -> None:
         """Keep a worker's report on its attempt beside the events; existing values stay.
 
-        `conditions`: readings of worker/device.py as `before` or `after`.
+        `conditions`: readings of worker/conditions.py as `before` or `after`.
         """
         if conditions:
             conditions = {**conditions, **self.report(attempt).conditions}
@@ -137,8 +137,10 @@ class Ledger(LedgerReader):
             part = rows[i : i + _ROWS_AT_ONCE]
             self._conn.execute(_put_rows(len(part)), [*itertools.chain.from_iterable(part)])
 
-    def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
+    def keep_blocked(
+        self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Store the blocked candidates of an attempt (worker.protocol.blocked_records), once each."""
         for entry in entries:
             values = (
                 attempt,

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.model import Node
-from orchestrator.inventory.values import MAX_GPU, Gpus
+from orchestrator.inventory.option_types import MAX_GPU, Gpus
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.occupancy import gpus_of, possible_gpus
 

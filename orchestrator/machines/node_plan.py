@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.inventory.values import has_reference, resolve
+from orchestrator.inventory.references import has_reference, resolve
 from orchestrator.machines.check_script import DEFAULT_WORKDIR, from_home, python_of
 from orchestrator.machines.facts import NodeFacts, facts_here, load_facts
 from orchestrator.machines.occupancy import device_lock

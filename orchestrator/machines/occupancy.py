@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from orchestrator.inventory.model import Node
-from orchestrator.inventory.values import MAX_GPU, Gpus
+from orchestrator.inventory.option_types import MAX_GPU, Gpus
 from orchestrator.machines.facts import Container, Gpu, NodeFacts
 
 Mode = Literal["wait", "skip", "share"]

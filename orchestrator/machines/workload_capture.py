@@ -36,7 +36,7 @@ class WorkloadLog:
     def line(self, text: str) -> None:
         """One line, clean."""
         if not text.startswith(MARK):
-            self._misses.line(text.encode("utf-8", "replace"))
+            self._misses.read(text.encode("utf-8", "replace"))
             self._say(text)
             return
         with contextlib.suppress(ValueError, RecursionError):
@@ -46,7 +46,7 @@ class WorkloadLog:
     def done(self) -> tuple[Misses, int | None]:
         """The shapes without a tuned row, and the workload's exit code. A recorded shape counts where the log has no
         bf16 miss (before v0.1.7)."""
-        misses = self._misses.done()
+        misses = self._misses.close()
         notes = self.record.get("notes")
         if isinstance(notes, list):
             misses.notes += [clean.text(note, 300) for note in notes[:20]]

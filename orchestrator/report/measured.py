@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 
-from orchestrator.families import backend_name
+from orchestrator.backend_names import backend_name
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.shapes.model import Key
 from worker.families import Family

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.families import label
+from orchestrator.backend_names import backend_label
 from orchestrator.ledger.reader import LedgerReader, ShapeState
 from orchestrator.pages import Document
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
@@ -194,7 +194,7 @@ def by_backend(measured: Measurements) -> list[Document]:
             rates[backend].append(flops / us / 1e6)
     wins = Counter(winner.backend for winner in measured.winners.values())
     documents = [
-        {"name": backend, "label": label(backend), "won": wins[backend], **five_numbers(tflops)}
+        {"name": backend, "label": backend_label(backend), "won": wins[backend], **five_numbers(tflops)}
         for backend, tflops in rates.items()
     ]
     return sorted(documents, key=lambda document: (-document["won"], -document["n"], document["name"]))

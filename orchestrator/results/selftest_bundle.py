@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.inventory.values import value_hider
+from orchestrator.inventory.references import value_hider
 from orchestrator.pages import Document
 from orchestrator.results.selftest_trial import NodeTrial
 

@@ -28,7 +28,7 @@ from orchestrator.view.slot_speed import flags
 from orchestrator.view.status import done_word, node_detail, node_state
 from orchestrator.view.timeline import find_incidents, kind_of
 from worker.families import backend_of
-from worker.protocol import HOT_C, evidence
+from worker.protocol import HOT_C, hardware_evidence
 from worker.text import and_more, plural
 
 FAULTS = ("fault", "error", "hang", "oom")
@@ -126,7 +126,7 @@ def slot_warnings(ledger: LedgerReader) -> dict[str, list[Step]]:
         attempt = attempts.get(id_)
         if attempt is None:
             continue
-        warnings = [evidence(before, after)] if before and after else []
+        warnings = [hardware_evidence(before, after)] if before and after else []
         hottest = _hottest(after)
         if hottest >= HOT_C:
             warnings.append(f"{hottest:.0f} C at its end")
@@ -336,7 +336,7 @@ class _Stories:
         return Story(candidate.title, "candidate", f"{candidate.describe()}; at {names}", [], scripts)
 
     def _blocked_notes(self, node: str) -> list[str]:
-        """Sentences on the candidates that the node's blocklist makes later runs leave out."""
+        """Sentences on the blocked candidates of the node, which later runs leave out."""
         blocked = [candidate for candidate in self._faulted if any(fault.node == node for fault in candidate.faults)]
         if not blocked:
             return []

@@ -44,7 +44,7 @@ def time_left(state: State, header: RunHeader, now: float, *, driven: bool) -> R
         slot_count,
         spread=header.spread,
         running=under_way,
-        over=_finished_groups(state, paces),
+        finished=_finished_groups(state, paces),
         start=_estimate_start(state, header, slots, now, driven=driven),
     )
 

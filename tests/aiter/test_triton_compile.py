@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.image.build import TRITON
+from orchestrator.image.image_files import TRITON
 from tests.aiter.checkout import needs_checkout, take_out
 from tests.paths import ROOT
 from worker.triton_configs.kinds import BY_NAME

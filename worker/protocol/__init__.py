@@ -3,6 +3,16 @@
 Standard library only. The controller imports this package; the worker imports nothing of the controller's.
 """
 
+from worker.protocol.candidates import (
+    MAX_BLOCKED,
+    MAX_VERDICTS,
+    BlockedRecord,
+    BlockedVerdict,
+    TableKernel,
+    blocked_records,
+    identity,
+    is_wanted,
+)
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
@@ -17,7 +27,7 @@ from worker.protocol.records import (
     ProtocolError,
     Row,
     checked_row,
-    evidence,
+    hardware_evidence,
     is_wrong,
     parse_record,
     record,
@@ -27,17 +37,9 @@ from worker.protocol.spec import (
     DEVICE_LOCK,
     DEVICE_SHARED,
     MAX_SPEC_BYTES,
-    MAX_VERDICTS,
-    MAX_WITHHELD,
-    BlocklistVerdict,
     NodeConfig,
     Spec,
     SpecShape,
-    TableKernel,
-    Withheld,
-    identity,
-    is_wanted,
-    withheld_list,
 )
 
 __all__ = [
@@ -52,16 +54,17 @@ __all__ = [
     "LOCKS",
     "LOCKS_ENV",
     "LOST_BEATS",
+    "MAX_BLOCKED",
     "MAX_RECORD_BYTES",
     "MAX_SPEC_BYTES",
     "MAX_VERDICTS",
-    "MAX_WITHHELD",
     "OUTCOMES",
     "PROTOCOL",
     "RECORDS",
     "SHAPE_VERDICTS",
     "SLOT_RE",
-    "BlocklistVerdict",
+    "BlockedRecord",
+    "BlockedVerdict",
     "InboxName",
     "NodeConfig",
     "NodePaths",
@@ -70,13 +73,12 @@ __all__ = [
     "Spec",
     "SpecShape",
     "TableKernel",
-    "Withheld",
+    "blocked_records",
     "checked_row",
-    "evidence",
+    "hardware_evidence",
     "identity",
     "is_wanted",
     "is_wrong",
     "parse_record",
     "record",
-    "withheld_list",
 ]

@@ -21,7 +21,7 @@ from orchestrator.cli.app import app
 from orchestrator.cli.build_tree import opened_tree
 from orchestrator.configs.engine_check import check
 from orchestrator.errors import InputError
-from orchestrator.image.build import ENGINES
+from orchestrator.image.image_files import ENGINES
 from tests.support.engines import tree, wheel
 from worker.text import Finding
 from worker.triton_configs.engine_package import CONFIG_FOLDERS, ServingEngineError

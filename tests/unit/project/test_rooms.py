@@ -33,7 +33,7 @@ BASE = (
     "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
     "worker.tuners.catalog",
 )  # fmt: skip
-ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
+ON_A_NODE = (*BASE, "worker", "worker.device", "worker.conditions", "worker.tuners.common")
 WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
@@ -44,19 +44,19 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.aiter_tree": ("worker.families", "worker.foreign", "worker.text"),
     "worker.triton_configs": ("worker.foreign", "worker.text"),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),
+    "worker.conditions": ("worker.device",),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
     "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
-    "worker.tuners.common": (*BASE, "worker", "worker.device"),
+    "worker.tuners.common": (*BASE, "worker", "worker.device", "worker.process"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.search": (*ON_A_NODE, "worker.process", "worker.triton_configs"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
     "worker.tuners.aiter_triton": (
         *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.search",
-        "worker.bench",
     ),
-    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search", "worker.bench"),
+    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search"),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),
@@ -67,6 +67,8 @@ WORKER: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""
+NEW_TUNER = (*ON_A_NODE, "worker.process")
+"""Rooms that a tuner may import which is not listed there."""
 
 
 def room_of(module: str) -> str:
@@ -81,7 +83,8 @@ def room_of(module: str) -> str:
 def may_import(room: str) -> frozenset[str]:
     """Rooms that a room may import."""
     if room.startswith("worker"):
-        return frozenset(WORKER[room])
+        is_tuner = room.startswith("worker.tuners.")
+        return frozenset(WORKER.get(room, NEW_TUNER) if is_tuner else WORKER[room])
     return frozenset((*ORDER[: ORDER.index(room)], *SHARED))
 
 

@@ -101,8 +101,8 @@ def logged(project: str, layer: Layer, device: EngineDevice, handler: Lines) -> 
 def counted(*lines: str, family: str | None = None) -> Misses:
     counting = Misses(family)
     for line in lines:
-        counting.line(line.encode() + b"\r\n")
-    return counting.done()
+        counting.read(line.encode() + b"\r\n")
+    return counting.close()
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)

@@ -81,7 +81,7 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
                 **json.loads(w["entry"]), "candidate": json.loads(w["candidate"]),
                 **{k: w[k] for k in ("name", "outcome", "detail", "source", "confirmed")},
             }  # fmt: skip
-            ledger.withheld(attempt=w["attempt"], shape=w["shape"], node=w["node"], slot=w["slot"], entries=[entry])
+            ledger.keep_blocked(attempt=w["attempt"], shape=w["shape"], node=w["node"], slot=w["slot"], entries=[entry])
         for t, kind, data in recording["journal"]:
             ledger.journal(ev.from_json(kind, json.dumps(data)), t)
         for attempt, *values in recording["reports"]:

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.backend_names import backend_name
 from orchestrator.errors import InputError
-from orchestrator.families import backend_name, check_family, check_tuner_options, get_tuner
+from orchestrator.families import check_family, check_tuner_options, get_tuner
 from orchestrator.tables.row_kernels import kind_by_names
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
