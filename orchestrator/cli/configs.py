@@ -61,7 +61,7 @@ def merge_configs(
     page = Page(merged.to_json())
     for change in merged.changes:
         file = merge.path_below(change.path, merged.tree)
-        page.line(f"{file}: {', '.join(change.won.winners)} ({_origin_of(change)})")
+        page.line(f"{file}: {', '.join(change.winner_file.winners)} ({_origin_of(change)})")
         if change.callers:
             page.line(f"  read by {', '.join(change.callers)} as well")
     if merged.proof:

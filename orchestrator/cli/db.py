@@ -15,7 +15,7 @@ from orchestrator.machines.node_check import chips_of
 from orchestrator.pages import Page
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.shapes.model import describe
-from orchestrator.tables import check, export, kept_states, merge, rules
+from orchestrator.tables import check, export, merge, rules
 from orchestrator.tables.difference import diff
 from orchestrator.tables.keys import chip_name
 from orchestrator.tables.merge_input import one_family, open_sources
@@ -152,7 +152,7 @@ def undo_merge(
 
     Restores the provenance records of its rows as well.
     """
-    undone = kept_states.undo(table)
+    undone = merge.undo(table)
     records = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
     page = Page(undone)
     page.line(f"{undone['path']}: restored from {Path(undone['restored']).name}")
@@ -266,7 +266,9 @@ def export_tables(
     if inventory is not None and not (chips and build):  # with both, -i names a node that has the image of --build
         chips |= chips_of(inventory)
     with opened_build(build, inventory) as tree:
-        exported = export.export_tables(sources, chips, tree, out=out, model=model, form=form, at=at, force=force)
+        exported = export.export_tables(
+            sources, chips, tree, folder=out, model=model, form=form, folder_in_container=at, force=force
+        )
     needs_rebuild = any("AITER_REBUILD=1" in finding.text for finding in exported.findings)
     findings = [
         {"level": "fatal" if finding.level == "error" else finding.level, "text": finding.text}

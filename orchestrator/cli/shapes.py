@@ -27,7 +27,7 @@ from orchestrator.shapes.reader import family_of_list, read_shapes
 from orchestrator.shapes.vllm_files import file_columns, vllm_shapes
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
-from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.m_ranges import USUAL_KEYS
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv if it exists.")]

@@ -1,5 +1,7 @@
 """Config files of vLLM and SGLang checked without a GPU, by the look-ups, launchers and kernels of the engine itself.
 
+`check` runs `check_files` in a process of its own, because that runs code of the engine, and this hands single files to
+a pool (`check_file`). A rule for the entries of a file is one more `yield` in `_entry_faults`.
 An error: the engine never reads the file, fails on it, or computes wrong results with it. A warning: it is read rarely,
 spills, or serves M that are far from its keys. A note: worth a look. There is one finding a file and rule.
 `engine_tree.py` merges winners into such files. Imports torch and triton.
@@ -19,7 +21,8 @@ from typing import Any
 
 import triton
 
-from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton, outliers
+from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton
+from orchestrator.configs.lint import outliers
 from worker.foreign.answer import report
 from worker.foreign.runner import call
 from worker.text import LEVELS, Finding, and_more
@@ -31,7 +34,7 @@ from worker.triton_configs.engine_package import (
     ServingEngineError,
     locate_engine,
 )
-from worker.triton_configs.keys import USUAL_KEYS, ranges_served
+from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
 from worker.tuners.vllm.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
 
@@ -49,14 +52,18 @@ WITHOUT_LAUNCHER = "int4_w4a16"
 
 @dataclass(frozen=True, slots=True)
 class CheckedEngine:
-    """The result of a check. `compiled` has an item for each entry of which Triton makes different code."""
+    """The result of a check."""
 
     project: str
     version: str
     triton: str
+    """Triton's version."""
     files: int
+    """Number of files checked."""
     findings: list[Finding]
     compiled: dict[str, Values]
+    """The outcome of each distinct entry (of which Triton makes different code), by Triton's key of it:
+    `{"...": {"status": "ok", "spills": 0}}`."""
 
 
 def check(

@@ -14,12 +14,11 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from orchestrator.controller.context import DriveSettings, RunContext
+from orchestrator.controller.context import DriveSettings, RunContext, Watcher
 from orchestrator.controller.deployment import make_driver, plan_machines
 from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.loop import Controller
-from orchestrator.controller.messages import Watcher
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.pools import machines_of, node_maker, pools_of
 from orchestrator.errors import TakenOverError

@@ -20,7 +20,7 @@ from orchestrator.inventory.model import Node
 from orchestrator.machines.check_script import DEFAULT_WORKDIR, from_home
 from orchestrator.machines.node_command import lines
 from orchestrator.machines.node_link import transport_to
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import family_of
 from orchestrator.templating import render
 from orchestrator.transport.base import RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport

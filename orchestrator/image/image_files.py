@@ -26,7 +26,7 @@ from orchestrator.inventory.model import Node
 from orchestrator.machines.node_link import transport_to
 from orchestrator.transport.base import Transport, connected
 from orchestrator.transport.local import LocalTransport
-from worker.aiter_tree.kernels import MODULES
+from worker.aiter_tree.kernel_lists import MODULES
 from worker.aiter_tree.locate import PLACES
 from worker.triton_configs.engine_package import CONFIG_FOLDERS, ENGINE_MODULES
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.command_hints import program
-from orchestrator.ledger.reader import BlockedCandidate, LedgerReader, Replay, ShapeState, SlotInfo
+from orchestrator.ledger.blocked import BlockedCandidate
+from orchestrator.ledger.reader import LedgerReader, Replay, ShapeState, SlotInfo
 from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths, holder
 from orchestrator.planning.estimate import Range

@@ -36,7 +36,7 @@ from orchestrator.files.read import read_head
 from orchestrator.shapes.engine_log import read_engine_line, read_tunableop
 from orchestrator.shapes.model import COUNT, Key, numbers
 from orchestrator.shapes.reader import CellError, CellReader, Notes, read_shapes
-from orchestrator.tables.table_family import family_in_name
+from orchestrator.tables.table_names import family_in_name
 from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 

@@ -24,7 +24,7 @@ from orchestrator.errors import ShapesError
 from orchestrator.files.faults import Faults, escaped, shown
 from orchestrator.files.read import Text, decode, has_content, read_bytes, read_head, split_cells
 from orchestrator.shapes.model import Key, Shape, ShapeList
-from orchestrator.tables.table_family import family_in_name, table_of_others
+from orchestrator.tables.table_names import family_in_name, table_of_others
 from worker.families import BOOLEANS, FAMILIES, Column, Family, Limit
 from worker.text import did_you_mean
 

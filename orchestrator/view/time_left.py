@@ -87,7 +87,7 @@ def _estimate_waiting(state: State, at_work: list[Attempt], slots: int) -> list[
     if state.pending > MOST_SCHEDULED:
         setups = waiting - sharing + setup_share * sharing
         seconds = state.left_s - sum(attempt.left_s for attempt in at_work) + state.setup_s * setups
-        longest = max((-kind.waiting[0][0] for kind in kinds if kind.waiting), default=0.0)
+        longest = max((-kind.waiting[0].minus_s for kind in kinds if kind.waiting), default=0.0)
         each = max(0.0, seconds - longest) / max(1, waiting - 1)
         return [longest, *[each] * (waiting - 1)][:waiting]
     at_work_shapes = {shape for attempt in at_work for shape in attempt.shapes}

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from worker.aiter_tree.locate import NotATreeError, ScratchTree, Tree, choose
+from worker.aiter_tree.locate import NotATreeError, Tree, choose
+from worker.aiter_tree.scratch_tree import ScratchTree
 from worker.bench.config_set import config_read, tree_with_configs
 from worker.bench.measuring import Backend, BoundCase, Call
 from worker.bench.torch_backend import TorchBackend

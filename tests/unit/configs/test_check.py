@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import check as checking
-from orchestrator.configs.check import CompiledBucket, check, chips_of, lint, lint_content
+from orchestrator.configs.check import CompiledBucket, check, chips_of
+from orchestrator.configs.lint import lint, lint_content
 from orchestrator.errors import InputError
 from orchestrator.image import image_files
 from tests.support.config_tree import tree, values

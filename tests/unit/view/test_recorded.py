@@ -23,7 +23,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.command_hints import program
-from orchestrator.controller.runs import RunSnapshot
+from orchestrator.controller.run_snapshot import RunSnapshot
 from orchestrator.families import get_family
 from orchestrator.ledger.database import COLUMNS
 from orchestrator.ledger.reader import LedgerReader

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.kernels import PLACES, KernelLists
+from worker.aiter_tree.kernel_lists import PLACES, KernelLists
 from worker.protocol import BlockedRecord, Spec, TableKernel
 from worker.tuners.aiter.blocked import BlockedEntry, CandidateId
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from worker.aiter_tree.kernels import KernelLists
+from worker.aiter_tree.kernel_lists import KernelLists
 from worker.families import Family
 from worker.protocol.paths import CACHE_ENV
 from worker.tuners.aiter.blocked import BlockedCandidates, slot_identity

@@ -55,7 +55,7 @@ class Wrapper:
         for other in kind.callers:
             if other.function == caller:
                 operator = other
-                more_arguments = other.given or ()
+                more_arguments = other.arguments or ()
                 break
         old_module = re.sub(r"\.gemm\.\w+\.", ".", operator.module)  # before 2026-01-07
         self.kind = kind

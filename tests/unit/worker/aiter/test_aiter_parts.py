@@ -16,7 +16,7 @@ from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.machines.node_files import node_files
 from orchestrator.machines.node_plan import NodePlan
 from tests.support.aiterbuild import CK2, tree
-from worker.aiter_tree.kernels import KernelLists
+from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
 from worker.tuners.aiter.blocked import BlockedEntry, CandidateId, SlotIdentity
