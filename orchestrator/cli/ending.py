@@ -14,7 +14,8 @@ from orchestrator.cli.printer import plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import BlockedCandidate, ProfileRow, ShapeState, keeps_today
+from orchestrator.ledger.blocked import BlockedCandidate
+from orchestrator.ledger.reader import ProfileRow, ShapeState, keeps_today
 from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.planning.roofline import Gain

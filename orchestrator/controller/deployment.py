@@ -1,4 +1,8 @@
-"""Plans the machines of a run, and makes the driver of a planned node, with the files that it deploys."""
+"""Plans the machines of a run, and makes the driver of a planned node, with the files that it deploys.
+
+drive.py calls `plan_machines` once, and `make_driver` for each plan: at the start, for nodes that join, and for leases.
+`tune --plan` shows what `node_files_of` would deploy.
+"""
 
 from __future__ import annotations
 

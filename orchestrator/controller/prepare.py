@@ -104,11 +104,8 @@ def prepare(request: RunRequest) -> PreparedRun:
     if request.by_value:
         tuned = tuned_times(request.db, family, gfx, cu_num)
         worth = _worths(inputs.listed, dropped.skipped, tuned, family, (gfx, cu_num or None))
-    samples = gather_cost_samples(request.runs, family, inputs.tuner, gfx)
-    cost = CostModel.default(inputs.tuner, family, gfx).fit(*samples)
-    cost = cost.scaled(request.share * recorded_tuner(inputs.tuner).cost_factor(request.options))
     memory = None if machines.pools else device_memory(machines.usable, machines.facts)
-    cost = replace(cost, memory=memory or 0)
+    cost = replace(_fitted_cost(request, inputs, gfx), memory=memory or 0)
     plan = make_plan(
         dropped.todo,
         family,
@@ -140,6 +137,13 @@ def prepare(request: RunRequest) -> PreparedRun:
         machines.reports,
         worth,
     )
+
+
+def _fitted_cost(request: RunRequest, inputs: RunInputs, gfx: str) -> CostModel:
+    """The cost model for the request, fitted to earlier runs."""
+    samples = gather_cost_samples(request.runs, inputs.family, inputs.tuner, gfx)
+    cost = CostModel.default(inputs.tuner, inputs.family, gfx).fit(*samples)
+    return cost.scaled(request.share * recorded_tuner(inputs.tuner).cost_factor(request.options))
 
 
 def _read_inputs(request: RunRequest) -> RunInputs:

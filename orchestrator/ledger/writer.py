@@ -1,4 +1,7 @@
-"""Writes to a ledger. Only one process does it, the controller, and always inside `with ledger.transaction():`."""
+"""Writes to a ledger. Only one process does it, the controller, and always inside `with ledger.transaction():`.
+
+A commit takes a wait for the disk, so the controller writes all of a turn in one transaction (controller/loop.py).
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,20 @@ if TYPE_CHECKING:
 
 
 _OWN_COLUMN = frozenset(f.name for f in database.COLUMNS)
+"""Names of the fields of a row that have a column; the others go into `extra`."""
 _CLEANED = tuple((f.name, f.kind, f.limit) for f in database.COLUMNS)
 _ENTRY = ("key", "slot", "image", "driver", "t")
+"""Fields of a blocked candidate that make up the column `entry`."""
 _ROW = f"(NULL, {', '.join('?' * (len(database.COLUMNS) + 10))})"
 _ROWS_AT_ONCE = 64
+"""Rows that one statement inserts."""
 
 
 class Ledger(LedgerReader):
     """The ledger as the controller uses it. Every commit is on disk when `transaction` ends (synchronous=FULL)."""
 
     _driven = False
+    """`drive` was called: whoever journals also applies each record to the state."""
 
     @classmethod
     def create(cls, path: Path) -> Ledger:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.results import selftest
+from orchestrator.results import selftest_trial
 from tests.integration.kit import Bench
 from tests.integration.test_verify import table as verified_table
 from tests.standins.aiter import make_tree
@@ -89,7 +89,9 @@ def whole(bench: Bench, date: str, monkeypatch: pytest.MonkeyPatch) -> dict[int,
 
 
 def test_every_statement_is_tried_and_the_bundle_names_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selftest, "OTHERS", [f for f in selftest.OTHERS if f.name in ("a8w8", "fmoe", "batched_bf16")])
+    monkeypatch.setattr(
+        selftest_trial, "OTHERS", [f for f in selftest_trial.OTHERS if f.name in ("a8w8", "fmoe", "batched_bf16")]
+    )
     rows = whole(bench, "newest", monkeypatch)
     assert rows[15]["detail"].startswith("a8w8: tuned; batched_bf16: unsupported: ")
     assert rows[15]["detail"].endswith("fmoe: tuned")
@@ -131,10 +133,10 @@ def test_a_command_that_takes_too_long_is_ended_and_leaves_nothing(
     inventory = planted(bench, "newest", monkeypatch)
     monkeypatch.setenv("STANDIN_PACE_S", "60")
     bench.runs.mkdir()
-    trial = selftest.NodeTrial(bench.runs, inventory, None, 40.0)  # the check of the node comes first
-    step = trial.a4w4()
+    trial = selftest_trial.NodeTrial(bench.runs, inventory, None, 40.0)  # the check of the node comes first
+    step = trial.run_a4w4()
     assert (step.cut, step.why, step.run.is_dir()) == ("the time was over", "the time was over", True)
-    assert {s.result().cut for s in trial.others.values()} == {"the time was over"}
+    assert {s.result().cut for s in trial.family_runs.values()} == {"the time was over"}
     wait_until(lambda: not bench.processes(), "no process is left")
 
 
