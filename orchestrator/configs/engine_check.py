@@ -66,6 +66,10 @@ class CheckedEngine:
     `{"...": {"status": "ok", "spills": 0}}`."""
 
 
+CheckedFile = tuple[list[Finding], dict[str, Values]]
+"""The findings on a file, and its distinct entries with what became of them."""
+
+
 def check(
     root: Path,
     device: str | None,
@@ -123,15 +127,13 @@ def check_files(
     findings: list[Finding] = []
     compiled: dict[str, Values] = {}
     start = time.monotonic()
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        check_one = partial(check_file, package.folder, override or package.folder.parent, compiling)
-        results = pool.map(check_one, files, chunksize=1 if compiling else CHUNK)
-        for done, (file_findings, entries) in enumerate(results, 1):
-            findings += file_findings
-            compiled |= entries
-            if compiling:
-                rate = len(compiled) / (time.monotonic() - start)
-                report(f"{done} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
+    check_one = partial(check_file, package.folder, override or package.folder.parent, compiling)
+    for done, (file_findings, entries) in enumerate(_map_files(check_one, files, 1 if compiling else CHUNK), 1):
+        findings += file_findings
+        compiled |= entries
+        if compiling:
+            rate = len(compiled) / (time.monotonic() - start)
+            report(f"{done} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
     if device is None and not sizes and override is None:
         findings += _unread_folders(package.folder, files, findings)
     findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.rule, finding.path, finding.line))
@@ -157,9 +159,21 @@ def _files_to_check(
     return sorted(files, key=lambda file: (file.device, file.path))
 
 
-def check_file(
-    package: Path, top: Path, compiling: bool, file: EngineConfigFile
-) -> tuple[list[Finding], dict[str, Values]]:
+def _map_files(
+    check_one: Callable[[EngineConfigFile], CheckedFile], files: Sequence[EngineConfigFile], chunk: int
+) -> Iterator[CheckedFile]:
+    """Yields what `check_one` finds in each file, in their order, by as many processes as there are cores.
+
+    A single chunk is checked in this process, because a further one takes seconds to import torch.
+    """
+    if len(files) <= chunk:
+        yield from map(check_one, files)
+        return
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        yield from pool.map(check_one, files, chunksize=chunk)
+
+
+def check_file(package: Path, top: Path, compiling: bool, file: EngineConfigFile) -> CheckedFile:
     """Findings on a file, by its path below `top`, and its distinct entries with what became of them. Call it in a
     process of its own."""
     shown_path = str(file.path.relative_to(top))

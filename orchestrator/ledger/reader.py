@@ -47,10 +47,7 @@ class Counts:
     @classmethod
     def of(cls, state: State, total: int, skipped: int) -> Counts:
         """The counts of a run; total = tuned + skipped + failed + running + pending."""
-        slots = [slot for node in state.nodes.values() for slot in node.slots.values()]
-        currents = [state.attempts[slot.running].current for slot in slots if slot.running]
-        in_flight = {shape for shape in currents if shape is not None}
-        running = sum(1 for shape in in_flight if state.shapes[shape].state == "pending")
+        running = sum(1 for shape in state.shapes_in_flight if state.shapes[shape].state == "pending")
         pending = total - skipped - state.tuned - state.failed - running
         return cls(total, state.tuned, skipped, state.failed, running, pending)
 
@@ -360,14 +357,19 @@ class LedgerReader:
         with self.snapshot():
             shapes = self.replayed.shapes
             winners: dict[int, ProfileRow] = {}
-            for raw in self._each(f"{_ROW} WHERE r.winner=1 ORDER BY r.id"):
-                _, attempt, id_, *_ = raw
-                shape = shapes.get(id_)
-                if shape is not None and shape.state == "tuned" and shape.attempt == attempt:
-                    winners.setdefault(id_, _row(raw))
-            if not all(0 < row.us < inf for row in winners.values()):
-                raise ValueError("a winner without a time")  # `__exit__` names it
+            for row in self.winner_rows():
+                shape = shapes.get(row.shape)
+                if shape is not None and shape.state == "tuned" and shape.attempt == row.attempt:
+                    winners.setdefault(row.shape, row)
         return [winners[id_] for id_ in sorted(winners)]
+
+    def winner_rows(self, after: int = 0) -> Iterator[ProfileRow]:
+        """The winners of all attempts, whether they settled their shape or not, in the order of arrival. `after`: only
+        those with an id above this."""
+        for row in map(_row, self._each(f"{_ROW} WHERE r.winner=1 AND r.id>? ORDER BY r.id", (after,))):
+            if not 0 < row.us < inf:
+                raise ValueError("a winner without a time")  # `__exit__` names it
+            yield row
 
     def points(self) -> list[PointRecord]:
         """All measured M of config files, of every attempt; none of a run of 0.3.0, whose ledger has no such table."""

@@ -59,14 +59,17 @@ MOST_DEATHS = 6
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The exactness to which times are to be known. A candidate has `max_samples` (0: as the options say) until its median is known
-    to `target`; the candidates within `within` of the fastest, at most `leaders`, are ranked for `rank_s` seconds."""
+    """The exactness to which times are to be known."""
 
     max_samples: int = 0
+    """Samples of a candidate at most; 0: as the options say."""
     target: float = 0.004
+    """No further samples once the median is known to this share."""
     leaders: int = LEADERS
     within: float = WITHIN
+    """At most `leaders` candidates within this share of the fastest are ranked."""
     rank_s: float = 1.0
+    """Seconds of a ranking; twice as many in an exhaustive search."""
 
 
 FULL = Effort()
