@@ -8,20 +8,16 @@ spills, or serves M that are far from its keys. A note: worth a look. There is o
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing import get_context
+from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import triton
 
-from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton, outliers
-from worker.foreign.answer import report
-from worker.foreign.runner import call
+from orchestrator.configs.check import COMPILE_LIMITS, COMPILED_AT_ONCE, cache_of_triton, outliers, parts_of
+from worker.foreign.runner import Limits, call_each
 from worker.text import LEVELS, Finding, and_more
 from worker.triton_configs.config_file import ConfigFileError, read_config_file
 from worker.triton_configs.engine_package import (
@@ -39,24 +35,14 @@ FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""
 MOST_KEYS = 8
 """Keys that a finding names."""
-CHUNK = 16
-"""Files that a process looks at in a row if it does not compile: it loads the engine anew for each device."""
-LOOK_LIMITS = replace(COMPILE_LIMITS, seconds=3600)
-"""All files of an engine are looked up in minutes; the rest is for a busy machine."""
+LOOK_LIMITS = Limits(seconds=600, memory=16 << 30)
+"""For a core's share of the files: all files of vLLM are looked up in 22 s of CPU; the rest is for a busy machine."""
 WITHOUT_LAUNCHER = "int4_w4a16"
 """The dtype whose kernel is another one, which cannot be asked here."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedEngine:
-    """The result of a check. `compiled` has an item for each entry of which Triton makes different code."""
-
-    project: str
-    version: str
-    triton: str
-    files: int
-    findings: list[Finding]
-    compiled: dict[str, Values]
+CheckedFile = tuple[list[Finding], dict[str, Values]]
+"""Findings on a file, and an item for each entry of which Triton makes different code."""
 
 
 def check(
@@ -71,39 +57,6 @@ def check(
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `override`: those of
     this override folder of vLLM instead. `compiling`: and compile their entries. Returns the document of `--json`.
     Raises ServingEngineError, ForeignCodeError."""
-    env = cache_of_triton()
-    if override:
-        env[OVERRIDE] = str(override.absolute())
-    checked = call(
-        check_files,
-        root,
-        override,
-        device,
-        sizes,
-        compiling,
-        limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
-        packages=True,
-        env=env,
-        raises=(ServingEngineError,),
-        progress=say,
-    )
-    document = {
-        "project": checked.project,
-        "version": checked.version,
-        "triton": checked.triton,
-        "files": checked.files,
-        "entries": len(checked.compiled),
-        "findings": checked.findings,
-        "compiled": checked.compiled if compiling else {},
-    }
-    levels = [finding.level for finding in checked.findings]
-    return document | {f"{level}s": levels.count(level) for level in LEVELS}
-
-
-def check_files(
-    root: Path, override: Path | None, device: str | None, sizes: dict[str, int], compiling: bool
-) -> CheckedEngine:
-    """`check` itself. It runs code of the engine: call it in a process of its own."""
     package = locate_engine(root)
     if override and package.project != "vllm":
         engine = f"{package.folder} is of {package.project}"
@@ -115,20 +68,60 @@ def check_files(
         )
     findings: list[Finding] = []
     compiled: dict[str, Values] = {}
-    start = time.monotonic()
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        check_one = partial(check_file, package.folder, override or package.folder.parent, compiling)
-        results = pool.map(check_one, files, chunksize=1 if compiling else CHUNK)
-        for done, (file_findings, entries) in enumerate(results, 1):
-            findings += file_findings
-            compiled |= entries
-            if compiling:
-                rate = len(compiled) / (time.monotonic() - start)
-                report(f"{done} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
+    for file_findings, entries in _check_in_parts(package, override, files, compiling, say):
+        findings += file_findings
+        compiled |= entries
     if device is None and not sizes and override is None:
         findings += _unread_folders(package.folder, files, findings)
     findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.rule, finding.path, finding.line))
-    return CheckedEngine(package.project, package.version, triton.__version__, len(files), findings, compiled)
+    document = {
+        "project": package.project,
+        "version": package.version,
+        "triton": triton.__version__,
+        "files": len(files),
+        "entries": len(compiled),
+        "findings": findings,
+        "compiled": compiled if compiling else {},
+    }
+    levels = [finding.level for finding in findings]
+    return document | {f"{level}s": levels.count(level) for level in LEVELS}
+
+
+def _check_in_parts(
+    package: EnginePackage,
+    override: Path | None,
+    files: Sequence[EngineConfigFile],
+    compiling: bool,
+    say: Callable[[str], None],
+) -> Iterator[CheckedFile]:
+    """The check of each file. Raises ServingEngineError, ForeignCodeError."""
+    env = cache_of_triton()
+    if override:
+        env[OVERRIDE] = str(override.absolute())
+    # a process loads the engine once for each device: if it does not compile, that is nearly all of its time
+    size = COMPILED_AT_ONCE if compiling else ceil(len(files) / len(os.sched_getaffinity(0)))
+    top = override or package.folder.parent
+    calls = [(package.folder, top, compiling, part) for part in parts_of(files, size)]
+
+    def tell(count: int) -> None:
+        if compiling:
+            say(f"{min(count * size, len(files))} of {len(files)} files compiled")
+
+    parts = call_each(
+        check_files,
+        calls,
+        limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
+        packages=True,
+        env=env,
+        raises=(ServingEngineError,),
+        finished=tell,
+    )
+    return chain.from_iterable(parts)
+
+
+def check_files(package: Path, top: Path, compiling: bool, files: list[EngineConfigFile]) -> list[CheckedFile]:
+    """Check files. It runs code of the engine: call it in a process of its own."""
+    return [check_file(package, top, compiling, file) for file in files]
 
 
 def _files_to_check(
@@ -150,11 +143,8 @@ def _files_to_check(
     return sorted(files, key=lambda file: (file.device, file.path))
 
 
-def check_file(
-    package: Path, top: Path, compiling: bool, file: EngineConfigFile
-) -> tuple[list[Finding], dict[str, Values]]:
-    """Findings on a file, by its path below `top`, and its distinct entries with what became of them. Call it in a
-    process of its own."""
+def check_file(package: Path, top: Path, compiling: bool, file: EngineConfigFile) -> CheckedFile:
+    """Findings on a file, by its path below `top`, and its distinct entries with what became of them."""
     shown_path = str(file.path.relative_to(top))
     try:
         content = read_config_file(file.path)

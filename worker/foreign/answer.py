@@ -1,7 +1,6 @@
 """The command of `runner.call`: reads a call on standard input, makes it, and writes the answer as JSON.
 
-It begins as `python answer.py ANSWER_FD`. What the code under it prints goes to standard error. `report` sends a line
-to who waits for the answer.
+It begins as `python answer.py ANSWER_FD`. What the code under it prints goes to standard error.
 """
 
 import importlib
@@ -9,13 +8,6 @@ import json
 import os
 import sys
 from typing import Any
-
-REPORT = "\x1egemmfleet: "
-
-
-def report(text: str) -> None:
-    """Tell how far the work is. Call it in the function that `runner.call` calls."""
-    print(f"{REPORT}{text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

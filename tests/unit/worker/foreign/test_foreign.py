@@ -18,7 +18,7 @@ from tests.paths import ROOT
 from tests.support import foreign_code as code
 from tests.support.workernode import interpreters
 from worker.foreign import runner
-from worker.foreign.runner import ForeignCodeError, Limits, call, run, unprotected
+from worker.foreign.runner import ForeignCodeError, Limits, call, call_each, run, unprotected
 from worker.foreign.values import decode, encode
 
 SECRET = "of-the-parent-and-nobody-else"
@@ -115,6 +115,14 @@ def test_whatever_it_does_is_one_error(function: Callable[..., Any], limits: Lim
     with pytest.raises(ForeignCodeError, match=words) as caught:
         call(function, limits=limits)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_calls_answer_in_their_order_and_the_first_failure_ends_the_others() -> None:
+    counts: list[int] = []
+    assert call_each(code.exit_or_run, [(2,), (1,)], finished=counts.append) == [2, 1]
+    assert counts == [1, 2]
+    with pytest.raises(ForeignCodeError, match="ended with status 3"):
+        call_each(code.exit_or_run, [(3600,), (0,), (3600,)], limits=Limits(seconds=3600))
 
 
 def test_what_it_prints_is_no_answer_and_what_it_writes_is_gone() -> None:
