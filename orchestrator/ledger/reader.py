@@ -20,7 +20,7 @@ from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.families import get_family
 from orchestrator.ledger import database
-from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key
+from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key, is_value
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
@@ -269,7 +269,12 @@ class LedgerReader:
     def meta(self, key: str, default: Any = None) -> Any:
         """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
         rows = self.query("SELECT value FROM meta WHERE key=?", (key,))
-        return json.loads(rows[0][0]) if rows else default
+        if not rows:
+            return default
+        value = json.loads(rows[0][0])
+        if not is_value(key, value):
+            raise TypeError(f"value `{key}` of the run is not of its type")  # `__exit__` tells the user
+        return value
 
     @property
     def state(self) -> str:
