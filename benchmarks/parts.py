@@ -14,7 +14,7 @@ from tests.support.policy_rig import Rig
 from tests.support.workernode import node
 from tests.unit.worker.agent.test_follow import following
 from tests.waiting import wait_until
-from worker import device as health
+from worker import conditions
 
 NODES, SLOTS, KINDS, SHAPES = 200, 8, 1_000, 40
 LINES = 300_000
@@ -54,7 +54,7 @@ def _policy() -> Figure:
 
 
 def _health(folder: Path) -> Figure:
-    gauge = health.Gauge({"HIP_VISIBLE_DEVICES": "0"}, unfold("mi355x", folder))
+    gauge = conditions.Gauge({"HIP_VISIBLE_DEVICES": "0"}, unfold("mi355x", folder))
     gauge.read()
     median = statistics.median(_seconds(gauge.read) for _ in range(50))
     return Figure("health, a reading", 1e3 * median, 5.0, "ms", "a made-up sysfs tree of an MI355X, median of 50")

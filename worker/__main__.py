@@ -66,11 +66,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run a verb; its exit status."""
     args = parser().parse_args(argv)
     if args.verb in ("agent", "run"):
-        from worker.agent import loop
-
         if args.verb == "agent":
+            from worker.agent import loop
+
             return loop.main(args.node_dir, args.slot)
-        return loop.run_group(args.group, args.node_dir, args.slot, args.tuner)
+        from worker.agent.group_run import run_group
+
+        return run_group(args.group, args.node_dir, args.slot, args.tuner)
     if args.verb == "follow":
         from worker.agent import follow
 
@@ -83,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _on_slot(args: argparse.Namespace) -> int:
-    from worker.agent.loop import read_config
+    """`verify` and `capture` run a program with a slot's environment variables."""
+    from worker.agent.control import read_config
     from worker.protocol import NodePaths
 
     slot_env = read_config(NodePaths(args.node_dir)).slots.get(args.slot, {})
@@ -103,7 +106,8 @@ def _probe(args: argparse.Namespace) -> int:
     from worker.device import identify
 
     facts = {**identify(), **software.installed()}
-    if aiter := software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else ""):
+    aiter = software.aiter_trees(facts["gfx"] if facts["gfx"].startswith("gfx") else "")
+    if aiter:
         facts["aiter"] = aiter
     print(json.dumps(facts, indent=None if args.json else 1))
     return 0
@@ -114,20 +118,20 @@ def _probe_tree(args: argparse.Namespace) -> int:
     from worker.tuners.aiter.findings import inspect
 
     try:
-        found = inspect(args.aiter_root.absolute(), args.gfx)
+        findings = inspect(args.aiter_root.absolute(), args.gfx)
     except NotATreeError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    print(json.dumps(found.as_json(), indent=None if args.json else 1))
+    print(json.dumps(findings.as_json(), indent=None if args.json else 1))
     return 0
 
 
 def _child(args: argparse.Namespace) -> int:
-    from worker.agent import tuner_process
+    from worker.agent import tuner_child
     from worker.tuners.base import Place
 
     place = Place(args.node_dir, args.node, args.slot, args.parent)
-    status = tuner_process.serve(args.tuner, args.options, args.fd, args.parent, place)
+    status = tuner_child.serve(args.tuner, args.options, args.fd, args.parent, place)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,9 +1,12 @@
-"""Records the shapes that AITER has no tuned row for, while a workload runs.
+"""`worker capture`: runs a workload, and records the shapes that AITER has no tuned row for.
 
 AITER_LOG_TUNED_CONFIG=1 makes AITER log hits as well. AITER_TUNE_GEMM=1 makes it record every bf16 GEMM in its own
 aiter/configs/bf16_untuned_gemm.csv (untuned_gemm.csv before 2025-11). Each process overwrites that file, so we print
 its content at the end and restore it. If the file cannot be written, AITER would stop with an error, so we leave the
-switch out.
+switch out. `gemmfleet capture` on the controller reads what is printed: AITER's log between the workload's lines, and
+at the end a line with our mark:
+
+    GEMMFLEET-CAPTURE {"code": 0, "recorded": {"bf16_untuned_gemm.csv": "M,N,K,..."}, "notes": []}
 """
 
 from __future__ import annotations

@@ -1,21 +1,8 @@
-"""The machine and its devices, without importing torch: identity and conditions.
+"""The machine and its devices, without importing torch: cores, memory, GPUs, and the gfx and cu_num of tuned rows.
 
-Identity: cores, memory, GPUs, and the gfx and cu_num of tuned rows. GPUs are read from the kernel's KFD topology (AMD)
-or from nvidia-smi. A machine without a GPU is named after its CPU: gfx is `cpu-<machine>-<isa>` with the best
-instruction set of ISA_LEVELS, and cu_num is the number of usable cores.
-
-Conditions of a slot are read before and after an attempt, never during a measurement. A reading is a flat JSON object:
-
-    source            sysfs (AMD GPUs), nvidia-smi, or cpu (a slot without a GPU)
-    age_s             seconds since it was taken, if it is not fresh (see Gauge)
-    pci, id           the GPU's PCI address and its serial or UUID
-    temperature_c     {sensor: degrees Celsius}
-    power_w, power_cap_w          watts
-    clock_mhz, memory_clock_mhz   MHz
-    errors            {uncorrectable: {total, block: count}}
-
-Fields that a source lacks are left out. Formats: the kernel's Documentation/gpu/amdgpu (thermal, ras) and
-Documentation/hwmon/sysfs-interface.rst.
+GPUs are read from the kernel's KFD topology (AMD) or from nvidia-smi. A machine without a GPU is named after its CPU:
+gfx is `cpu-<machine>-<isa>` with the best instruction set of ISA_LEVELS, and cu_num is the number of usable cores.
+conditions.py reads temperatures, clocks and error counters.
 """
 
 from __future__ import annotations
@@ -25,7 +12,6 @@ import platform
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,8 +33,10 @@ ISA_LEVELS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "aarch64": (("sve2", "sve2"), ("sve", "sve"), ("neon", "asimd")),
 }
-# variable of a slot's tuner: how many slots of its node run on its cores, including itself
 SLOTS_ON_CORES = "GEMMFLEET_SLOTS_ON_CORES"
+"""Variable of a slot's tuner: how many slots of its node run on its cores, including itself."""
+TOOL_TIMEOUT_S = 20.0
+"""nvidia-smi takes tens to hundreds of milliseconds; a broken driver may block it."""
 _MAX_CORE = 65_535
 _IDENTITY = ("name", "compute_cap", "memory.total")
 
@@ -61,8 +49,8 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """
     cores = usable_cores()
     cpu = cpu_model()
-    gpus = visible(find_gpus(), env)
-    first = gpus[0] if gpus else {"gfx": cpu_gfx(), "cu_num": cores, "device": cpu}
+    gpus = visible_gpus(find_gpus(), env)
+    device = gpus[0] if gpus else {"gfx": cpu_gfx(), "cu_num": cores, "device": cpu}
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -73,7 +61,9 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "cores": cores,
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
-        **{k: first[k] for k in ("gfx", "cu_num", "device")},
+        "gfx": device["gfx"],
+        "cu_num": device["cu_num"],
+        "device": device["device"],
     }
 
 
@@ -84,36 +74,40 @@ def usable_cores() -> int:
 
 def cores_of(text: str) -> set[int]:
     """Cores of a kernel list such as 0-63,128-191. Raises ValueError."""
-    out: set[int] = set()
+    cores: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
-        begin, end = int(first), int(last or first)
+        begin = int(first)
+        end = int(last or first)
         if not 0 <= begin <= end <= _MAX_CORE:
             raise ValueError(f"{part!r} is not a range of cores")
-        out.update(range(begin, end + 1))
-    return out
+        cores.update(range(begin, end + 1))
+    return cores
 
 
 def pin(cpus: str) -> int:
     """Restrict this process to those of these cores that it may use. Return their number, 0 if nothing changed."""
     with suppress(OSError, ValueError):
-        if wanted := cores_of(cpus) & os.sched_getaffinity(0):
-            os.sched_setaffinity(0, wanted)
-            return len(wanted)
+        cores = cores_of(cpus) & os.sched_getaffinity(0)
+        if cores:
+            os.sched_setaffinity(0, cores)
+            return len(cores)
     return 0
 
 
 def slots_on_cores(slots: Mapping[str, Mapping[str, str]], slot: str) -> int:
     """Number of slots that run on the cores of `slot`. `slots`: the variables of each slot."""
-    mine = slots.get(slot, {}).get(CPUS, "")
-    return max(1, sum(env.get(CPUS, "") == mine for env in slots.values()))
+    cpus = slots.get(slot, {}).get(CPUS, "")
+    sharing = [env for env in slots.values() if env.get(CPUS, "") == cpus]
+    return max(1, len(sharing))
 
 
 def own_cores() -> int:
     """This process's part of the cores that it may run on, shared evenly with the slots that also run there; at
     least 1."""
-    slots = os.environ.get(SLOTS_ON_CORES, "")
-    return max(1, usable_cores() // (int(slots) if slots.isdigit() and int(slots) else 1))
+    text = os.environ.get(SLOTS_ON_CORES, "")
+    slots = int(text) if text.isdigit() else 1
+    return max(1, usable_cores() // max(1, slots))
 
 
 def cpu_model(cpuinfo: Path = CPUINFO) -> str:
@@ -134,16 +128,16 @@ def cpu_flags(cpuinfo: Path = CPUINFO) -> list[str]:
 
 def cpu_name(machine: str, flags: Collection[str]) -> str:
     """The gfx of a CPU by its machine type and its flags."""
-    best = next((name for name, flag in ISA_LEVELS.get(machine, ()) if flag in flags), "")
-    return "-".join(p for p in ("cpu", machine, best) if p)
+    levels = [name for name, flag in ISA_LEVELS.get(machine, ()) if flag in flags]
+    return "-".join(filter(None, ("cpu", machine, *levels[:1])))
 
 
 def find_gpus(root: Path = Path("/")) -> list[dict[str, Any]]:
     """All GPUs of this machine that we may open: AMD GPUs in the order of their KFD nodes, or else NVIDIA GPUs."""
-    return _amd_gpus(root) or parse_nvidia_smi(_nvidia_smi(_IDENTITY))
+    return _amd_gpus(root) or parse_nvidia_smi(nvidia_smi(_IDENTITY))
 
 
-def visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[str, Any]]:
+def visible_gpus(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[str, Any]]:
     """The GPUs that the runtimes' variables leave visible. A value that is not a list of numbers (UUIDs) hides none."""
     for vendor, name in (
         ("amd", "ROCR_VISIBLE_DEVICES"),
@@ -154,10 +148,10 @@ def visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[str
         if value is None or not gpus or gpus[0]["vendor"] != vendor:
             continue
         try:
-            numbers = [int(n) for n in value.split(",")] if value.strip() else []
+            indexes = [int(word) for word in value.split(",")] if value.strip() else []
         except ValueError:
             continue
-        gpus = [gpus[n] for n in numbers if 0 <= n < len(gpus)]
+        gpus = [gpus[index] for index in indexes if 0 <= index < len(gpus)]
     return gpus
 
 
@@ -172,8 +166,8 @@ def kfd_gpus(root: Path) -> Iterator[tuple[Path, dict[str, int]]]:
     The properties of a GPU that the container may not open cannot be read here.
     """
     folder = root / KFD_NODES
-    nodes = (p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else ()
-    for node in sorted(nodes, key=lambda p: int(p.name)):
+    nodes = [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+    for node in sorted(nodes, key=lambda path: int(path.name)):
         properties = numbers(text_of(node / "properties"))
         if properties.get("simd_count") and properties.get("gfx_target_version"):
             yield node, properties
@@ -194,179 +188,39 @@ def text_of(path: Path) -> str:
 
 
 def _amd_gpus(root: Path) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
+    gpus: list[dict[str, Any]] = []
     for node, properties in kfd_gpus(root):
         gfx = gfx_of_target(properties["gfx_target_version"])
         cu_num = properties["simd_count"] // (properties.get("simd_per_cu") or 4)
         banks = [numbers(text_of(bank)).get("size_in_bytes") for bank in node.glob("mem_banks/*/properties")]
-        memory = sum(b for b in banks if b) or None
+        memory = sum(filter(None, banks)) or None
         name = text_of(node / "name") or gfx
-        out.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": name, "memory": memory})
-    return out
+        gpus.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": name, "memory": memory})
+    return gpus
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
     """GPUs from nvidia-smi's output for _IDENTITY: `NVIDIA H200, 9.0, 143771` is gfx sm_90."""
-    out: list[dict[str, Any]] = []
+    gpus: list[dict[str, Any]] = []
     for line in text.splitlines():
-        cells = [c.strip() for c in line.split(",")]
-        if len(cells) == 3 and cells[1].replace(".", "").isdigit():
-            gfx = "sm_" + cells[1].replace(".", "")
-            memory = int(cells[2]) * 2**20 if cells[2].isdigit() else None
-            out.append({"vendor": "nvidia", "gfx": gfx, "cu_num": None, "device": cells[0], "memory": memory})
-    return out
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(_IDENTITY) or not cells[1].replace(".", "").isdigit():
+            continue  # a line about an error
+        name, capability, mib = cells
+        gfx = "sm_" + capability.replace(".", "")
+        memory = int(mib) * 2**20 if mib.isdigit() else None
+        gpus.append({"vendor": "nvidia", "gfx": gfx, "cu_num": None, "device": name, "memory": memory})
+    return gpus
 
 
 def _cpuinfo(path: Path) -> dict[str, str]:
     """The first processor of /proc/cpuinfo; empty if it cannot be read."""
-    pairs = (line.partition(":") for line in text_of(path).split("\n\n", 1)[0].splitlines())
-    return {k.strip(): v.strip() for k, _, v in pairs}
+    first_processor = text_of(path).split("\n\n", 1)[0]
+    pairs = [line.partition(":") for line in first_processor.splitlines()]
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-ROOT = Path("/")
-ROOT_ENV = "GEMMFLEET_HEALTH_ROOT"  # names a folder with a recorded sys and proc to read instead, for tests
-TOOL_EVERY_S = 60.0  # nvidia-smi takes tens to hundreds of milliseconds: between calls its last reading is used
-TOOL_TIMEOUT_S = 20.0
-MAX_CORES = 8  # the clocks of more cores would cost milliseconds on a large host
-_PCI_BITS = 0xFFFF  # the PCI address in a KFD location_id; partitions carry their number above it
-_CONDITIONS = (
-    "pci.bus_id",
-    "uuid",
-    "temperature.gpu",
-    "temperature.memory",
-    "power.draw",
-    "power.limit",
-    "clocks.sm",
-    "clocks.mem",
-    "ecc.errors.uncorrected.volatile.total",
-)
-
-
-class Gauge:
-    """Reads one slot's conditions. `env` is the slot's environment, which selects its GPU."""
-
-    def __init__(self, env: Mapping[str, str], root: Path | None = None) -> None:
-        self._env = {**os.environ, **env}
-        self._root = root or Path(os.environ.get(ROOT_ENV, ROOT))
-        self._source = ""
-        self._device = ROOT
-        self._asked = 0.0
-        self._kept: dict[str, Any] = {}
-
-    def read(self, *, fresh: bool = False) -> dict[str, Any]:
-        """The conditions now; {} if nothing can be read. Never raises, because no attempt must fail for a sensor.
-
-        `fresh`: call a tool even if its last reading is recent.
-        """
-        try:
-            if not self._source:
-                self._choose()
-            if self._source == "sysfs":
-                return {"source": "sysfs", **amd_gpu(self._device)}
-            if self._source == "cpu":
-                return {"source": "cpu", **cpu(self._root)}
-            age = time.monotonic() - self._asked
-            if not fresh and age < TOOL_EVERY_S:
-                return {**self._kept, "age_s": round(age, 1)}
-            self._ask()
-            return self._kept
-        except (OSError, ValueError, ArithmeticError, LookupError, TypeError):
-            return {}
-
-    def _choose(self) -> None:
-        """Find the slot's source once, because the folder of a GPU does not change."""
-        if devices := amd_devices(self._root):
-            mine = visible([{"vendor": "amd", "path": d} for d in devices], self._env)
-            self._device = mine[0]["path"] if mine else ROOT
-            self._source = "sysfs" if mine else "cpu"
-            return
-        if self._root == ROOT:  # the tool knows nothing of a recorded root
-            self._ask()
-        self._source = self._kept.get("source", "cpu")
-
-    def _ask(self) -> None:
-        gpus = parse_nvidia(_nvidia_smi(_CONDITIONS))
-        mine = visible([{"vendor": "nvidia", "reading": gpu} for gpu in gpus], self._env)
-        self._kept = {"source": "nvidia-smi", **mine[0]["reading"]} if mine else {}
-        self._asked = time.monotonic()
-
-
-def amd_devices(root: Path) -> list[Path]:
-    """The PCI device folders of the GPUs that we may open, in the order of their KFD nodes."""
-    found = (_device(root, properties) for _, properties in kfd_gpus(root))
-    return [device for device in found if device]
-
-
-def _device(root: Path, properties: Mapping[str, int]) -> Path | None:
-    """The PCI device of a KFD node. A partition's render node belongs to a platform device, so find it by address."""
-    by_render = root / f"sys/class/drm/renderD{properties.get('drm_render_minor', 0)}/device"
-    place = properties.get("location_id", -1) & _PCI_BITS
-    address = f"{properties.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
-    return next((p for p in (by_render, root / "sys/bus/pci/devices" / address) if (p / "vendor").exists()), None)
-
-
-def amd_gpu(device: Path) -> dict[str, Any]:
-    """One GPU's reading from its device folder."""
-    hwmon = next(iter(_listing(device / "hwmon")), device / "hwmon")
-    clocks = {_label(hwmon, f"freq{i}"): _number(hwmon / f"freq{i}_input", 1e-6) for i in (1, 2)}
-    errors = _uncorrectable(device / "ras")
-    return _known(
-        pci=device.resolve().name,
-        id=text_of(device / "unique_id"),
-        temperature_c=_temperatures(hwmon),
-        power_w=_number(hwmon / "power1_average", 1e-6) or _number(hwmon / "power1_input", 1e-6),
-        power_cap_w=_number(hwmon / "power1_cap", 1e-6),
-        clock_mhz=clocks.get("sclk"),
-        memory_clock_mhz=clocks.get("mclk"),
-        errors={"uncorrectable": errors} if errors else None,
-    )
-
-
-def _uncorrectable(folder: Path) -> dict[str, int]:
-    """{"total": count, block: count} of uncorrectable errors. Blocks without errors are left out."""
-    files = [p for p in _listing(folder) if p.name.endswith("_err_count")]
-    counts = {p.name[: -len("_err_count")]: numbers(text_of(p).replace(":", " ")).get("ue") for p in files}
-    counted = {block: count for block, count in counts.items() if count is not None}
-    return {"total": sum(counted.values()), **{b: n for b, n in counted.items() if n}} if counted else {}
-
-
-def cpu(root: Path) -> dict[str, Any]:
-    """The mean clock of a few cores, and the hottest sensor of each of the CPU's drivers."""
-    policies = _listing(root / "sys/devices/system/cpu/cpufreq")[:MAX_CORES]
-    clocks = [mhz for p in policies if (mhz := _number(p / "scaling_cur_freq", 1e-3)) is not None]
-    warm: dict[str, float] = {}
-    for hwmon in _listing(root / "sys/class/hwmon"):
-        name, found = text_of(hwmon / "name"), _temperatures(hwmon)
-        if found and name in ("coretemp", "k10temp", "zenpower", "cpu_thermal"):
-            warm[name] = max(warm.get(name, -273.0), *found.values())
-    return _known(clock_mhz=round(sum(clocks) / len(clocks), 1) if clocks else None, temperature_c=warm)
-
-
-def _temperatures(hwmon: Path) -> dict[str, float]:
-    names = [p.name[: -len("_input")] for p in _listing(hwmon) if p.name[:4] == "temp" and p.name[-6:] == "_input"]
-    found = {_label(hwmon, name): _number(hwmon / f"{name}_input", 1e-3) for name in names}
-    return {label: degrees for label, degrees in found.items() if degrees is not None}
-
-
-def _label(hwmon: Path, sensor: str) -> str:
-    return text_of(hwmon / f"{sensor}_label") or sensor
-
-
-def _number(path: Path, scale: float) -> float | None:
-    try:
-        return round(int(text_of(path)) * scale, 3)
-    except ValueError:
-        return None
-
-
-def _listing(folder: Path) -> list[Path]:
-    try:
-        return sorted(Path(e.path) for e in os.scandir(folder))
-    except OSError:
-        return []
-
-
-def _nvidia_smi(fields: Sequence[str]) -> str:
+def nvidia_smi(fields: Sequence[str]) -> str:
     """Output of nvidia-smi on these fields, "" if it is missing, fails, or takes too long."""
     argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     try:
@@ -374,35 +228,3 @@ def _nvidia_smi(fields: Sequence[str]) -> str:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def parse_nvidia(text: str) -> list[dict[str, Any]]:
-    """GPUs from nvidia-smi's output for _CONDITIONS, one per line. Values that it gives as N/A are left out."""
-    rows = [[c.strip() for c in line.split(",")] for line in text.splitlines()]
-    return [_nvidia_gpu(*cells) for cells in rows if len(cells) == len(_CONDITIONS) and ":" in cells[0]]
-
-
-def _nvidia_gpu(bus: str, uuid: str, *cells: str) -> dict[str, Any]:
-    gpu, memory, power, cap, clock, memory_clock, errors = map(_float, cells)
-    return _known(
-        pci=bus.lower()[4 if len(bus) == 16 else 0 :],  # as the kernel writes it
-        id=uuid,
-        temperature_c=_known(gpu=gpu, memory=memory),
-        power_w=power,
-        power_cap_w=cap,
-        clock_mhz=clock,
-        memory_clock_mhz=memory_clock,
-        errors=None if errors is None else {"uncorrectable": {"total": int(errors)}},
-    )
-
-
-def _float(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < 1e12 else None  # neither nan nor inf
-
-
-def _known(**values: Any) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if v not in (None, "", {})}

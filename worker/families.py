@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Cell = int | float | str
-# operands: 16 or 32 bits; 8 bits with a scale a row; 8 bits with scales of 1 x 128 and 128 x 128; MXFP4
 Format = Literal["", "row16", "row8", "block8", "mx4"]
+"""The operands' format (worker/bench/case.py describes them); "" if only AITER computes the family."""
 
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 BOOLEANS = ("True", "False")
@@ -26,18 +26,17 @@ NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A key column.
-
-    `int` columns hold whole numbers from 1 to 2^31-1, or one of `legal` if that is given (0 and 1 for a switch).
-    `text` columns hold one of `legal`, in exactly this spelling. `default` None: the column is required. `aiter`: the
-    column's name in AITER's tables, if it differs.
-    """
+    """A key column."""
 
     name: str
     kind: Literal["int", "text"] = "int"
+    """`int`: whole numbers from 1 to 2^31-1, or one of `legal` if that is given (0 and 1 for a switch). `text`: one of
+    `legal`, in exactly this spelling."""
     default: str | None = None
+    """None: the column is required."""
     legal: tuple[str, ...] = ()
     aiter: str = ""
+    """The column's name in AITER's tables, if it differs."""
 
     @property
     def required(self) -> bool:
@@ -73,60 +72,66 @@ class Risk:
 
 @dataclass(frozen=True, slots=True)
 class Aiter:
-    """AITER's handling of a family. Facts that differ by version (flags, gfx as a key) are read from its files instead.
-
-    `scripts`: tuners below a tree's root, the newest first; in a wheel they are below `aiter_meta/`. `flags`: extra
-    flags that the script needs for this family. `gfx`: chips that it can be tuned on, empty for any. `only_backend`:
-    the backend of all kernels, if rows have no libtype. `ck_kernels`: candidates are numbered from 0, with at most this
-    many CK kernels before the ASM kernels. `pads_k_to`: scales are padded to a K that is a multiple of this, 0 if they
-    are not padded (older images lay padded scales out wrongly). `always_has_candidates`: every shape has a kernel. In
-    other families a shape without a kernel ends its whole batch (an assertion, since 2025-12-30), so each shape has its
-    own process. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
-    `<table>_<model>.csv`. `exact_m`: the lookup does not round M up. `operator`: (module, name) of the function that
-    looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of its Triton and Gluon kernels, the newest
-    first.
-    """
+    """AITER's handling of a family. Facts that differ by version (flags, gfx as a key) are read from its files."""
 
     scripts: tuple[str, ...] = ()
+    """Tuners below a tree's root, the newest first; in a wheel they are below `aiter_meta/`."""
     err_ratio: float = 0.05
+    """The largest share of wrong elements of a winner."""
     flags: tuple[str, ...] = ()
+    """Extra flags that the script needs for this family."""
     gfx: tuple[str, ...] = ()
+    """Chips that it can be tuned on, empty for any."""
     only_backend: str = ""
+    """The backend of all kernels, if rows have no libtype."""
     ck_kernels: int = 0
+    """Candidates are numbered from 0, with at most this many CK kernels before the ASM kernels."""
     pads_k_to: int = 0
+    """Scales are padded to a K that is a multiple of this, 0 if they are not padded. Older images lay padded scales out
+    wrongly."""
     always_has_candidates: bool = False
+    """Every shape has a kernel. In other families a shape without a kernel ends its whole batch (an assertion, since
+    2025-12-30), so each shape has its own process."""
     hand_written: bool = False
+    """AITER ships rows without a time."""
     model_last: bool = False
+    """Model tables are mostly called `<table>_<model>.csv`."""
     exact_m: bool = False
+    """The lookup does not round M up."""
     operator: tuple[str, str] = ("", "")
+    """(module, name) of the function that looks a shape up in the tuned table."""
     triton_ops: tuple[str, ...] = ()
+    """Wrappers of its Triton kernels, the newest first."""
     gluon_op: str = ""
+    """The wrapper of its Gluon kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One GEMM format. `columns`: the key columns without gfx and cu_num, in AITER's order.
-
-    `renames` maps the worker's row names to result columns with another name in this family. `format`: the operands'
-    format, "" if only AITER computes the family. `own_tuners`: our own tuners that have candidates for it.
-    `chip_columns`: the columns that name the chip in its tables.
-    """
+    """One GEMM format with its tables."""
 
     name: str
     columns: tuple[Column, ...]
+    """The key columns without those of the chip, in AITER's order."""
     result_columns: tuple[str, ...]
+    """The other columns of its tuned table, in AITER's order."""
     tuned_csv: str
     untuned_csv: str
+    """The table's name, and that of the list of shapes, below AITER's aiter/configs."""
     env: str
+    """The variable that names another table to AITER."""
     aiter: Aiter = Aiter()
     format: Format = ""
     own_tuners: tuple[str, ...] = ()
+    """Our own tuners that have candidates for it."""
     risks: tuple[Risk, ...] = ()
     limits: tuple[Limit, ...] = ()
     m_column: str = "M"
     err_column: str = "errRatio"
     renames: tuple[tuple[str, str], ...] = ()
+    """(name in a worker's row, name of the result column), where they differ."""
     chip_columns: tuple[str, ...] = ("gfx", "cu_num")
+    """The columns that name the chip in its tables."""
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """The names of the key columns. `Shape.key` has the same order."""
 
@@ -145,13 +150,13 @@ class Family:
 
     def to_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
         """Translate column names into those of AITER's tables. Unknown names do not change."""
-        theirs = {c.name: c.aiter for c in self.columns if c.aiter}
-        return tuple(theirs.get(n, n) for n in names)
+        theirs = {column.name: column.aiter for column in self.columns if column.aiter}
+        return tuple(theirs.get(name, name) for name in names)
 
     def from_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
         """Translate column names of AITER's tables into ours. Unknown names do not change."""
-        ours = {c.aiter: c.name for c in self.columns if c.aiter}
-        return tuple(ours.get(n, n) for n in names)
+        ours = {column.aiter: column.name for column in self.columns if column.aiter}
+        return tuple(ours.get(name, name) for name in names)
 
     def named_key(self, key: Iterable[int | str]) -> dict[str, int | str]:
         """A shape's key by column name, as `{"M": 16, "N": 512, "K": 128}`."""
@@ -175,8 +180,8 @@ class Family:
         rows below count 16 tokens.
         """
         if self.two_stages:
-            one = 2.0 * int(key["token"]) * int(key["topk"]) * int(key["model_dim"]) * int(key["inter_dim"])
-            return one * (3 if int(key["use_g1u1"]) else 2)
+            per_matrix = 2.0 * int(key["token"]) * int(key["topk"]) * int(key["model_dim"]) * int(key["inter_dim"])
+            return per_matrix * (3 if int(key["use_g1u1"]) else 2)
         return 2.0 * int(key["M"]) * int(key["N"]) * int(key["K"]) * int(key.get("B", 1))
 
     def row_to_columns(self, row: Mapping[str, object]) -> dict[str, Cell]:
@@ -185,19 +190,19 @@ class Family:
         Values without a column in AITER's tables (status, spread, samples, ...) are left out. fmoe's err1 becomes
         AITER's text in percent ("0.3%").
         """
-        source = {theirs: ours for ours, theirs in self.renames}
-        out: dict[str, Cell] = {}
+        our_names = {theirs: ours for ours, theirs in self.renames}
+        cells: dict[str, Cell] = {}
         for name in self.result_columns:
-            value = row.get(name, row.get(source.get(name, name), ""))
+            value = row.get(name, row.get(our_names.get(name, name), ""))
             if name == "err1" and isinstance(value, (int, float)):
                 value = f"{value:.1%}"
-            out[name] = value if isinstance(value, (int, float, str)) else str(value)
-        return out
+            cells[name] = value if isinstance(value, (int, float, str)) else str(value)
+        return cells
 
 
 def legal_cells(family: Family, key: Mapping[str, int | str]) -> dict[str, str]:
     """The key as cells of an untuned CSV. Raises ValueError for an illegal cell, as AITER evaluates some as Python."""
-    out: dict[str, str] = {}
+    cells: dict[str, str] = {}
     for column in family.columns:
         if column.name not in key:
             raise ValueError(f"the shape has no {column.name}")
@@ -206,8 +211,8 @@ def legal_cells(family: Family, key: Mapping[str, int | str]) -> dict[str, str]:
             raise ValueError(f"{column.name} is {cell[:40]!r}, not a whole number")
         if column.legal and cell not in column.legal:
             raise ValueError(f"{column.name} is {cell[:40]!r}, not one of {', '.join(column.legal)}")
-        out[column.name] = cell
-    return out
+        cells[column.name] = cell
+    return cells
 
 
 _FP8 = ("torch.float8_e4m3fn", "torch.float8_e4m3fnuz")  # gfx950 and newer; gfx942
@@ -399,13 +404,11 @@ def computed_by(tuner: str) -> tuple[str, ...]:
 
 BACKENDS = ("asm", "ck", "cktile", "triton", "hipblaslt", "flydsl", "opus", "torch", "skinny")
 
-BATCHED = tuple(
-    f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
-)  # the five of AITER's batched Triton GEMMs
-# backends of a bench: torch, AITER's dispatch and its Triton and Gluon kernels
+BATCHED = tuple(f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4"))
+"""The backends of a bench that are AITER's batched Triton GEMMs."""
 BENCHED = ("torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
+"""Backends of a bench: torch, AITER's dispatch, its Triton and its Gluon kernels."""
 
-# start of a kernel's name -> backend, for rows without a libtype. `|` only separates alternatives
 BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_ZN|f4gemm_|.*f4gemm_bf16_per1x32Fp4", "asm"),
     (r"a8w8_blockscale_cktile_|a8w8_bpreshuffle_cktile_|cktile_|.*_cktile_", "cktile"),
@@ -417,23 +420,34 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"sol\d+\Z", "skinny"),
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )
+"""Start of a kernel's name -> backend, for rows without a libtype. `|` only separates alternatives."""
 
-# beginnings of the kernels' names of our tuners torch, triton (removed in 0.3, its rows still exist), aiter-triton,
-# vllm and replay. AITER has none of these, and its tables must never get one.
-TORCH, TRITON, CONFIG, ENGINE, SYNTHETIC = "torch_", "triton_", "config_", "vllm_", "synthetic_"
+TORCH = "torch_"
+TRITON = "triton_"
+"""The tuner triton was removed in 0.3; its rows still exist."""
+CONFIG = "config_"
+ENGINE = "vllm_"
+SYNTHETIC = "synthetic_"
 _TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", ENGINE: "vllm", SYNTHETIC: "replay"}
+"""Beginnings of the kernels' names of our tuners. AITER has none of these, and its tables must never get one."""
 
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 
 
 def kernel_of_aiter(name: str) -> str:
     """The AITER backend whose kernels have names like this, or ""."""
-    return next((backend for pattern, backend in _BY_NAME_RE if pattern.match(name)), "")
+    for pattern, backend in _BY_NAME_RE:
+        if pattern.match(name):
+            return backend
+    return ""
 
 
 def tuner_of(kernel: str) -> str:
     """Our own tuner whose kernels have names like this, or ""."""
-    return next((tuner for beginning, tuner in _TUNERS.items() if kernel.startswith(beginning)), "")
+    for beginning, tuner in _TUNERS.items():
+        if kernel.startswith(beginning):
+            return tuner
+    return ""
 
 
 def backend_of(family: str, row: Mapping[str, object]) -> str:

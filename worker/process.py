@@ -24,10 +24,15 @@ from worker.text import tail
 PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl  # found now: a process that was just forked may not look for it
 GRACE_S = 10.0
+"""Seconds from SIGINT to SIGKILL of a command in the foreground."""
 KILL_WITHIN_S = 2.0
+"""Seconds after which we give up a process that SIGKILL does not end."""
 POLL_S = 0.002
 MAX_STEP_S = 1.0
+"""Seconds that one turn of a Stopwatch counts at most."""
 READ_AT_ONCE = 1 << 20
+MAX_LINE_BYTES = 65536
+"""A longer line is cut."""
 
 
 class Child:
@@ -85,16 +90,20 @@ class Child:
             time.sleep(POLL_S)
         return True
 
-    def run(self) -> int:
-        """Wait for its end and return the exit status."""
+    def wait_for_end(self) -> int:
+        """Wait for its end, however long it takes, and return the exit status."""
         status = self._peek(0)
         assert status is not None
         return status
 
     def members(self) -> dict[int, str]:
         """Living processes of its session (or group): process number -> program name."""
-        found = ((pid, stat) for pid in _numbers() if (stat := _stat(pid)))
-        return {pid: s.name for pid, s in found if (s.session if self._session else s.group) == self.pid}
+        members = {}
+        for pid in _numbers():
+            stat = _stat(pid)
+            if stat is not None and self.pid == (stat.session if self._session else stat.group):
+                members[pid] = stat.name
+        return members
 
     def signal(self, number: int) -> None:
         """Send a signal to its whole group, as a terminal does."""
@@ -151,7 +160,8 @@ class OutputLog:
         """Create the file if it does not exist. Existing content is not read. Raises OSError."""
         self.path = path
         with self.open() as f:
-            self._at = self._start = f.tell()
+            self._start = f.tell()
+        self._offset = self._start
 
     def open(self) -> IO[bytes]:
         """Open it for a child to append to."""
@@ -160,9 +170,9 @@ class OutputLog:
     def read(self, mirror: int | None = None) -> bytes:
         """Bytes printed since the last call, at most READ_AT_ONCE. They are copied to the descriptor `mirror`."""
         with open(self.path, "rb") as f:
-            f.seek(self._at)
+            f.seek(self._offset)
             data = f.read(READ_AT_ONCE)
-        self._at += len(data)
+        self._offset += len(data)
         if mirror is not None:
             with suppress(OSError):  # the slot's log is full or closed; this log has it
                 write_all(mirror, data)
@@ -189,8 +199,9 @@ class Splitter:
     def feed(self, data: bytes) -> list[str]:
         """The lines that ended in `data`."""
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        if len(self._rest) > 65536:
-            lines, self._rest = [*lines, self._rest], b""
+        if len(self._rest) > MAX_LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
         return [line.decode(errors="replace") for line in lines if line.strip()]
 
 
@@ -198,12 +209,14 @@ class Stopwatch:
     """Seconds between turns of a loop. A turn counts at most MAX_STEP_S, so that a paused machine is not a hang."""
 
     def __init__(self) -> None:
-        self._before = time.monotonic()
+        self._last = time.monotonic()
 
     def turn(self) -> float:
         """Seconds since the last turn."""
-        before, self._before = self._before, time.monotonic()
-        return min(self._before - before, MAX_STEP_S)
+        now = time.monotonic()
+        seconds = now - self._last
+        self._last = now
+        return min(seconds, MAX_STEP_S)
 
 
 def run_in_foreground(
@@ -226,7 +239,7 @@ def run_in_foreground(
     if until_eof:
         threading.Thread(target=watch, daemon=True).start()
     try:
-        status = child.run()
+        status = child.wait_for_end()
     except KeyboardInterrupt:
         child.stop(GRACE_S)
         raise
@@ -240,10 +253,12 @@ def exit_words(status: int) -> str:
 
 
 class WorkerEnd(NamedTuple):
-    """The end of a worker, as launch.sh, tune.sh or Docker saw it. `code`: as a shell has it, 128 + N for a signal."""
+    """The end of a worker, as launch.sh, tune.sh or Docker saw it."""
 
     code: int
+    """As a shell has it: 128 + N for a signal."""
     began: float
+    """Epoch seconds."""
     ended: float
     out_of_memory: bool
 

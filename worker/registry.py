@@ -1,8 +1,16 @@
-"""Finds tuners and engines by name, and checks their options. Standard library only.
+"""Finds tuners and engines by name (`Registry`), and checks their options (`option`, `parse_options`).
 
 A built-in one is a module with a `SPEC` in our package: `NAME/spec.py` or `NAME.py`. All others come from installed
 packages, by an entry point `NAME = "package.module:SPEC"`. Entry points are read only for names that are not built in,
-and imported when they are looked up. Each field of an options dataclass carries the rule for its values.
+and imported when they are looked up. worker/tuners/catalog.py is the registry of tuners.
+
+The options of a tuner are a dataclass whose fields carry the rule of their values:
+
+    @dataclass(frozen=True)
+    class MyOptions:
+        warmup: int = option(5, whole(0, 100))
+
+    parse_options(MyOptions, "mine", {"warmup": 3})
 """
 
 from __future__ import annotations
@@ -32,55 +40,67 @@ def entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
 
 @dataclass(frozen=True)
 class Registry(Generic[Spec]):
-    """The specs of one kind, such as `tuner`. `others`: modules of the package that have no spec. `error`: the
-    exception for an unknown name."""
+    """The specs of one kind, such as `tuner`."""
 
     kind: str
+    """For messages."""
     spec: type[Spec]
     package: str
+    """Our package with the built-in ones, such as `worker.tuners`,"""
     folder: Path
+    """and its folder."""
     group: str
-    others: tuple[str, ...]
+    """The group of entry points."""
+    without_spec: tuple[str, ...]
+    """Modules of the package that are no spec."""
     error: type[LookupError]
+    """The exception for an unknown name."""
 
     def built_in(self) -> tuple[str, ...]:
         """Built-in names, sorted."""
-        stems = {p.stem for p in self.folder.iterdir() if p.suffix == ".py" or (p / "spec.py").is_file()}
-        stems = {s.replace("_", "-") for s in stems}
-        return tuple(sorted(name for name in stems if self._module(name)))
+        names = {path.stem.replace("_", "-") for path in self.folder.iterdir()}
+        return tuple(sorted(name for name in names if self._module(name)))
 
     def from_packages(self) -> tuple[str, ...]:
         """Names from installed packages, sorted. The packages are not imported."""
-        return tuple(sorted({e.name for e in entry_points(self.group)} - set(self.built_in())))
+        names = {entry_point.name for entry_point in entry_points(self.group)}
+        return tuple(sorted(names - set(self.built_in())))
 
     def find(self, name: str) -> Spec:
         """The spec with that name. Raises `error` if the name is unknown, or its package is broken."""
         if not _NAME.match(name):
             raise self.error(f"{name!r} is not the name of {self._a}")
-        if module := self._module(name):
+        module = self._module(name)
+        if module:
             built_in: Spec = importlib.import_module(module).SPEC
             return built_in
-        found = next((e for e in entry_points(self.group) if e.name == name), None)
-        if found is None:
-            raise self.error(f"there is no {self.kind} {name!r}")
+        for entry_point in entry_points(self.group):
+            if entry_point.name == name:
+                return self._load(entry_point)
+        raise self.error(f"there is no {self.kind} {name!r}")
+
+    def _load(self, entry_point: importlib.metadata.EntryPoint) -> Spec:
+        name = entry_point.name
+        path = entry_point.value
         try:
-            loaded: Any = found.load()
+            loaded: Any = entry_point.load()
         except Exception as e:
-            raise self.error(f"the {self.kind} {name} ({found.value}) cannot be imported: {e}") from e
+            raise self.error(f"the {self.kind} {name} ({path}) cannot be imported: {e}") from e
         if not isinstance(loaded, self.spec) or getattr(loaded, "name", "") != name:
-            raise self.error(f"{found.value} is not the {self.spec.__name__} of {self._a} {name}")
+            raise self.error(f"{path} is not the {self.spec.__name__} of {self._a} {name}")
         package = getattr(loaded, "worker_package", None)
-        if package is not None and package != found.value.partition(":")[0].partition(".")[0]:
-            raise self.error(f"{found.value}: worker_package is not its package, so nodes would not get it")
+        if package is not None and package != path.partition(":")[0].partition(".")[0]:
+            raise self.error(f"{path}: worker_package is not its package, so nodes would not get it")
         return loaded
 
     @property
     def _a(self) -> str:
+        """`a tuner`, `an engine`."""
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
     def _module(self, name: str) -> str:
         """The module of a built-in SPEC, "" if the name is not built in."""
-        if name in self.others or "_" in name or not _NAME.match(name):
+        if name in self.without_spec or "_" in name or not _NAME.match(name):
             return ""
         stem = name.replace("-", "_")  # `aiter-triton` lies in aiter_triton
         if (self.folder / stem / "spec.py").is_file():
@@ -88,17 +108,17 @@ class Registry(Generic[Spec]):
         return f"{self.package}.{stem}" if (self.folder / f"{stem}.py").is_file() else ""
 
 
-# the value that the option stores. Raises ValueError that says what is wrong ("not a whole number").
-Rule = Callable[[Any], Any]
+OptionRule = Callable[[Any], Any]
+"""Takes a value as typed, returns the one that the option stores. Raises ValueError ("not a whole number")."""
 T = TypeVar("T")
 
 
-def option(default: Any, rule: Rule) -> Any:
+def option(default: Any, rule: OptionRule) -> Any:
     """A dataclass field with a default and the rule of its values."""
     return field(default=default, metadata={"rule": rule})
 
 
-def whole(least: int, most: int | None = None) -> Rule:
+def whole(least: int, most: int | None = None) -> OptionRule:
     """Rule: a whole number in a range."""
 
     def rule(value: Any) -> int:
@@ -109,7 +129,7 @@ def whole(least: int, most: int | None = None) -> Rule:
     return rule
 
 
-def number(least: float, most: float, what: str = "a number") -> Rule:
+def number(least: float, most: float, what: str = "a number") -> OptionRule:
     """Rule: a number in a range."""
 
     def rule(value: Any) -> float:
@@ -120,7 +140,7 @@ def number(least: float, most: float, what: str = "a number") -> Rule:
     return rule
 
 
-def seconds(least: float, most: float) -> Rule:
+def seconds(least: float, most: float) -> OptionRule:
     """Rule: a number of seconds in a range."""
     return number(least, most, "a number of seconds")
 
@@ -140,8 +160,11 @@ def text(value: Any) -> str:
 
 
 def parse_options(cls: type[T], tuner: str, raw: Mapping[str, Any]) -> T:
-    """Options of class `cls`. Raises ValueError that lists every fault: unknown option, wrong type, value out of
-    range."""
+    """Make the options of class `cls` of a tuner. Raises ValueError that lists every fault: unknown option, wrong type,
+    value out of range.
+
+    A class with the options `min_samples` and `max_samples` gets them in order.
+    """
     rules = {f.name: f.metadata["rule"] for f in fields(cls)}  # type: ignore[arg-type]
     faults: list[str] = []
     values: dict[str, Any] = {}
@@ -154,8 +177,8 @@ def parse_options(cls: type[T], tuner: str, raw: Mapping[str, Any]) -> T:
         except ValueError as e:
             faults.append(f"{name} is {value!r}, {e}")
     if not faults:
-        made: Any = cls(**values)
-        if not hasattr(made, "max_samples") or made.max_samples >= made.min_samples:
-            return made  # type: ignore[no-any-return]
+        options = cls(**values)
+        if getattr(options, "max_samples", 0) >= getattr(options, "min_samples", 0):
+            return options
         faults = ["max_samples is less than min_samples"]
     raise ValueError(f"bad options for the tuner {tuner}: " + "; ".join(faults))

@@ -1,4 +1,4 @@
-"""Text from tuners and logs, cleaned for storage and display; the fault of a file, as every check reports it."""
+"""Text for people: text from tuners and logs cleaned, numbers in words, and the fault of a file (`Finding`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-MAX_DETAIL = 2000  # bytes of UTF-8 in a record's detail
+MAX_DETAIL = 2000
+"""Bytes of UTF-8 in a record's detail."""
 
 # ECMA-48: control strings (OSC, DCS, ...) to their terminator, CSI sequences, two-byte escapes; and their C1 forms.
 _SEQUENCES = re.compile(
@@ -26,15 +27,16 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule that a file breaks. `line` is 0 for the file itself. `bucket` is "" where the file is a table, or where
-    the finding is about no bucket in particular."""
+    """A rule that a file breaks, as every check of tables and config files reports it."""
 
     level: Level
     rule: str
     path: str
     line: int
+    """0 for the file itself."""
     text: str
     bucket: str = ""
+    """The bucket of M of a config file; "" for a table, or if the finding is about none in particular."""
 
 
 def plural(n: int, one: str, many: str = "") -> str:
@@ -59,11 +61,13 @@ def byte_words(count: float) -> str:
 def did_you_mean(word: str, legal: Iterable[str]) -> str:
     """`; did you mean X?`, or nothing. X: the legal word that begins with `word` or is most similar to it, ignoring
     case and a leading `torch.`."""
-    words, wanted = list(legal), word[:40].lower()
-    by_lower = {w.lower().rpartition(".")[2]: w for w in words} | {w.lower(): w for w in words}
-    near = [w for w in by_lower if wanted and w.startswith(wanted)]
-    near = near or difflib.get_close_matches(wanted, by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[near[0]]}?" if near else ""
+    words = list(legal)
+    wanted = word[:40].lower()
+    by_lower = {legal_word.lower().rpartition(".")[2]: legal_word for legal_word in words}
+    by_lower |= {legal_word.lower(): legal_word for legal_word in words}
+    similar = [lower for lower in by_lower if wanted and lower.startswith(wanted)]
+    similar = similar or difflib.get_close_matches(wanted, by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[similar[0]]}?" if similar else ""
 
 
 def uncoloured(text: str) -> str:

@@ -33,7 +33,7 @@ from orchestrator.results.bench import BenchResults, environments, join_runs, ru
 from orchestrator.shapes.model import render_shapes
 from orchestrator.templating import data_folder
 from worker.families import BATCHED
-from worker.protocol.bench import ENV_NAME, Options, Side
+from worker.protocol.bench import SIDE_NAME, BenchOptions, Side
 from worker.text import plural
 from worker.triton_configs.config_file import MAX_BYTES, ConfigFileError, parse_config_file
 from worker.triton_configs.resolve import CONFIGS, GEMMS
@@ -76,7 +76,7 @@ def tuner_options(
     if gluon_from:
         options["gluon"] = gluon_files(gluon_from)
     try:
-        parsed = Options.parse(options)
+        parsed = BenchOptions.parse(options)
     except ValueError as e:
         raise InputError(str(e)) from e
     if parsed.backends:
@@ -109,7 +109,7 @@ def _parse_stack(word: str) -> Side:
     """`NAME=[PYTHON|IMAGE][,VAR=VALUE...]`, PYTHON an absolute path. Raises InputError."""
     name, sep, rest = word.partition("=")
     value, *settings = rest.split(",")
-    if not sep or not (value or settings) or not ENV_NAME.match(name):
+    if not sep or not (value or settings) or not SIDE_NAME.match(name):
         raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
     if value.startswith("~"):
         value = str(Path(value).expanduser())
@@ -182,7 +182,7 @@ def config_sets(words: Sequence[str]) -> dict[str, str]:
     sets: dict[str, str] = {}
     for word in words:
         name, sep, folder = word.partition("=")
-        if not sep or not ENV_NAME.match(name) or name in sets:
+        if not sep or not SIDE_NAME.match(name) or name in sets:
             raise InputError(f"--config-set {word!r} is not NAME=DIR with a name of its own")
         sets[name] = _read_config_set(word, Path(folder).expanduser()) if folder else ""
     if words and not any(sets.values()):

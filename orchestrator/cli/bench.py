@@ -24,7 +24,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY
 from orchestrator.pages import Page
 from orchestrator.paths import RunPaths
-from worker.protocol.bench import Side, lodge
+from worker.protocol.bench import Side, take_texts_out
 
 
 def bench(
@@ -119,7 +119,7 @@ def bench(
         shapes = bench_request.example_suite()
         family = family or GUIDE_FAMILY
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
-    options, texts = lodge(options)
+    options, texts = take_texts_out(options)
     request = make_request(
         run,
         drive,

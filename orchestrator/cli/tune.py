@@ -24,6 +24,7 @@ from orchestrator.controller.prepare import prepare_each
 from orchestrator.errors import InputError
 from orchestrator.families import flags, in_words
 from orchestrator.pages import Page
+from worker.tuners.catalog import built_in_for_tune
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -81,7 +82,7 @@ def tune(
     tuner: Annotated[
         str | None,
         typer.Option(
-            help="aiter, aiter-triton, replay, torch, vllm or an installed one; default: the inventory's.",
+            help=f"{', '.join(built_in_for_tune())} or an installed one; default: the inventory's.",
             metavar="T",
         ),
     ] = None,

@@ -54,7 +54,7 @@ TABLES = (
     # what workers reported about their attempts, beside the records
     """CREATE TABLE reports (
         attempt TEXT PRIMARY KEY, exit INTEGER, spent TEXT, device TEXT,
-        conditions TEXT                 -- JSON: {"before": reading, "after": reading} of worker/device.py
+        conditions TEXT                 -- JSON: {"before": reading, "after": reading} of worker/conditions.py
     ) STRICT, WITHOUT ROWID""",
     f"""CREATE TABLE rows (
         id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, shape INTEGER NOT NULL,

@@ -342,6 +342,6 @@ def _hottest(temperatures: object) -> float:
 
 
 def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """A reading of worker/device.py, if the record has one."""
+    """A reading of worker/conditions.py, if the record has one."""
     reading = clean.document(raw.get("conditions"))
     return {when: reading} if reading else None

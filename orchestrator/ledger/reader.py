@@ -27,7 +27,7 @@ from orchestrator.policy.settings import PolicySettings
 from orchestrator.tables.decision import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
-from worker.protocol.spec import MAX_WITHHELD
+from worker.protocol.candidates import MAX_WITHHELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ShapeState:
 class Report:
     """A worker's report on an attempt, beside its records; {} and None if it sent no report.
 
-    `conditions`: readings of worker/device.py, `before` and `after`.
+    `conditions`: readings of worker/conditions.py, `before` and `after`.
     """
 
     device: dict[str, Any]

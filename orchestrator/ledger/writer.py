@@ -117,7 +117,7 @@ class Ledger(LedgerReader):
     ) -> None:
         """Keep a worker's report on its attempt beside the events; existing values stay.
 
-        `conditions`: readings of worker/device.py as `before` or `after`.
+        `conditions`: readings of worker/conditions.py as `before` or `after`.
         """
         if conditions:
             conditions = {**conditions, **self.report(attempt).conditions}

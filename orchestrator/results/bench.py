@@ -25,7 +25,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results import Document
 from orchestrator.tables.keys import best_by_key
 from worker.families import BENCHED, Family
-from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts
+from worker.protocol.bench import HARMLESS, RunRule, is_reference, mean_of_runs, replace_texts
 
 MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
@@ -126,7 +126,7 @@ def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
     return rows
 
 
-def join_runs(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> list[Result]:
+def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -> list[Result]:
     """The results of all runs together, by shape, side (in the order of `sides`) and backend (as they are usually
     listed).
 
@@ -147,7 +147,7 @@ def join_runs(rows: Iterable[ProfileRow], rule: Rule, sides: Sequence[str]) -> l
     return sorted(joined, key=lambda r: (r.shape, order.index(r.env), usual.get(r.backend, len(usual))))
 
 
-def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:
+def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: RunRule) -> Result:
     """The result of a backend from the rows of its runs. A row with another status than ok decides for the whole."""
     runs = {int(row.row["run"]): row for row in rows if row.row.get("run") and row.us > 0 and row.status == "ok"}
     failed = next((row for row in rows if row.status != "ok"), None)
@@ -184,9 +184,9 @@ def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule:
     )
 
 
-def rule_of(options: Mapping[str, Any]) -> Rule:
+def rule_of(options: Mapping[str, Any]) -> RunRule:
     """The rule that a run's options give."""
-    return Rule(**{name: options[name] for name in ("runs", "extra", "within") if name in options})
+    return RunRule(**{name: options[name] for name in ("runs", "extra", "within") if name in options})
 
 
 def fastest(results: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
@@ -201,7 +201,7 @@ def redacted(options: Mapping[str, Any]) -> Document:
     def redact(text: str) -> str:
         return text if is_reference(text) else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
 
-    return with_texts(options, redact)
+    return replace_texts(options, redact)
 
 
 def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:

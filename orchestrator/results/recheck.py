@@ -30,7 +30,7 @@ from orchestrator.tables.keys import Key, key_of, number_of
 from orchestrator.tables.merge_input import MergeInput
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
-from worker.protocol.spec import MAX_WORD
+from worker.protocol.candidates import MAX_WORD
 
 FEW = 5
 """With fewer measured rows than this, their median does not count as the difference of the sessions."""

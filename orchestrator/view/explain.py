@@ -23,7 +23,7 @@ from orchestrator.view.slot_speed import flags
 from orchestrator.view.status import done_word, node_detail, node_state
 from orchestrator.view.timeline import find_incidents, kind_of
 from worker.families import backend_of
-from worker.protocol import HOT_C, evidence
+from worker.protocol import HOT_C, hardware_evidence
 from worker.text import and_more, plural
 
 FAULTS = ("fault", "error", "hang", "oom")
@@ -109,7 +109,7 @@ def slot_warnings(ledger: LedgerReader) -> dict[str, list[Step]]:
         attempt = attempts.get(id_)
         if attempt is None:
             continue
-        warnings = [evidence(before, after)] if before and after else []
+        warnings = [hardware_evidence(before, after)] if before and after else []
         hottest = _hottest(after)
         if hottest >= HOT_C:
             warnings.append(f"{hottest:.0f} C at its end")

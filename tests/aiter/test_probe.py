@@ -9,9 +9,8 @@ import pytest
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
 from worker.families import FAMILIES
-from worker.tuners.aiter.adapted_tree import prepare
 from worker.tuners.aiter.findings import Findings, inspect
-from worker.tuners.aiter.workarounds import WORKAROUNDS
+from worker.tuners.aiter.workarounds import WORKAROUNDS, apply_workarounds
 
 pytestmark = needs_checkout
 
@@ -31,7 +30,7 @@ def test_facts_and_workarounds_of_the_real_files(version: Version, found: Findin
     assert read(version.tag, found) == version
     before = {p: p.read_bytes() for p in found.tree.root.rglob("*") if p.is_file()}
     names = [n for n in WORKAROUNDS if found.workarounds[n].verdict == "needed"]
-    scratch, applied = prepare(found, names, tmp_path / "scratch")
+    scratch, applied = apply_workarounds(found, names, tmp_path / "scratch")
     assert "needed" not in {v.verdict for v in inspect(scratch.tree).workarounds.values()}
     assert all(f["sha256_before"] != f["sha256_after"] for a in applied for f in a["files"])
     assert before == {p: p.read_bytes() for p in before}

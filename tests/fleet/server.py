@@ -2,7 +2,7 @@
 what they need.
 
 A worker is the real agent (`worker.agent.loop`) in a process of its own, and its tuner is the real child
-(`worker.agent.tuner_process`) in another, so that a fault can abort, stop or kill either. Both are forked instead of
+(`worker.agent.tuner_child`) in another, so that a fault can abort, stop or kill either. Both are forked instead of
 executed. The server does what launch.sh does: one worker a slot, started again when it dies, told to end, or killed.
 """
 

@@ -131,9 +131,9 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/policy/test_blame.py::test_a_fault_on_a_slot_whose_canary_then_fails_is_not_held_against_the_shape",),
     ),
     Bug(
-        "workaround-without-predicate", 7, "worker/tuners/aiter/adapted_tree.py",
-        'if found.workarounds[workaround.name].verdict == "needed"',
-        'if found.workarounds[workaround.name].verdict != "harmful"',
+        "workaround-without-predicate", 7, "worker/tuners/aiter/workarounds.py",
+        'if findings.workarounds[workaround.name].verdict == "needed"',
+        'if findings.workarounds[workaround.name].verdict != "harmful"',
         "A workaround is asked for on an AITER that does not need it.",
         ("tests/unit/worker/aiter/test_aiter_workarounds.py::test_two_in_one_file",),
     ),
@@ -237,8 +237,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "cpu-chip-unmarked", 13, "worker/device.py",
-        'for p in ("cpu", machine, best) if p',
-        "for p in (machine, best) if p",
+        'filter(None, ("cpu", machine, *levels[:1]))',
+        "filter(None, (machine, *levels[:1]))",
         "Rows that were measured on a CPU name a chip like any other.",
         ("tests/unit/worker/test_device.py::test_a_cpu_is_named_as_one",),
     ),

@@ -32,6 +32,7 @@ from worker.protocol import (
     SHAPE_VERDICTS,
     ProtocolError,
     Spec,
+    SpecShape,
     checked_row,
     identity,
     record,
@@ -43,24 +44,30 @@ SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "shape_tuned", "shape_
 
 
 class MessageCheck:
-    """Follows the messages of one attempt.
+    """Follows the messages of one attempt, and knows the state of its shapes:
 
-    `in_flight`: the shape that was started and is neither settled nor parked. A parked shape was measured and waits for
-    its verdict, because the tuner writes after several shapes. Faults in the meantime do not count against it.
+    open -> in flight (shape_started) -> settled (shape_tuned or shape_failed)
+            in flight -> parked (shape_parked) -> in flight again, or settled
+
+    A parked shape was measured and waits for its verdict, because the tuner writes after several shapes. Faults in the
+    meantime do not count against it.
     """
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._open = {s.id for s in spec.shapes}
+        self._open = {shape.id for shape in spec.shapes}
+        """Shapes that are not settled."""
         self._parked: set[int] = set()
         self.in_flight: int | None = None
+        """The shape that a fault would be evidence about."""
 
     def take(self, message: Mapping[str, Any], t: float) -> dict[str, Any] | None:
         """The record for a tuner's message on a shape, None if it needs no record.
 
         Raises ProtocolError if the message breaks the rules.
         """
-        kind, shape = message["type"], message.get("shape")
+        kind = message["type"]
+        shape = message.get("shape")
         if kind == "shape_started":
             if self.in_flight is not None:
                 raise ProtocolError(f"shape {shape} was started while {self.in_flight} was in flight")
@@ -69,57 +76,67 @@ class MessageCheck:
             self.in_flight = shape
             self._parked.discard(shape)
             return record(kind, t, attempt=self._spec.attempt, shape=shape)
-        flying = type(shape) is int and shape == self.in_flight
-        if type(shape) is not int or not (flying or (shape in self._parked and kind != "shape_parked")):
-            raise ProtocolError(f"{kind} of shape {shape!r} while {self.in_flight} was in flight")
+        misplaced = ProtocolError(f"{kind} of shape {shape!r} while {self.in_flight} was in flight")
+        if type(shape) is not int:  # it may be anything, also what cannot be looked up
+            raise misplaced
+        is_in_flight = shape == self.in_flight
+        if not is_in_flight and (shape not in self._parked or kind == "shape_parked"):
+            raise misplaced
         if kind == "shape_parked":
             self._parked.add(shape)
             self.in_flight = None
             return None
         fields = self._verdict(message) if kind == "shape_failed" else self._row(message)
         if kind != "row":
-            fields |= _of_candidates(message)
+            fields |= _candidate_fields(message)
             self._open.discard(shape)
             self._parked.discard(shape)
-            self.in_flight = None if flying else self.in_flight
+            if is_in_flight:
+                self.in_flight = None
         return record(kind, t, attempt=self._spec.attempt, shape=shape, **fields)
 
     def _verdict(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        reason, detail = message.get("reason"), message.get("detail")
+        reason = message.get("reason")
+        detail = message.get("detail")
         if reason not in SHAPE_VERDICTS or not isinstance(detail, str):
             raise ProtocolError(f"shape_failed with reason {reason!r}")
         return {"reason": reason, "detail": clean(detail)}
 
     def _row(self, message: Mapping[str, Any]) -> dict[str, Any]:
         row = checked_row(message.get("row"), self._spec.err_ratio)
-        if message["type"] == "shape_tuned" and row.get("us", -1) <= 0:
+        is_winner = message["type"] == "shape_tuned"
+        if is_winner and row.get("us", -1) <= 0:
             raise ProtocolError("shape_tuned without a time")
-        if message["type"] == "shape_tuned" and row.get("status", "ok") == "wrong":
+        if is_winner and row.get("status", "ok") == "wrong":
             raise ProtocolError(f"shape_tuned with errRatio {row.get('errRatio')}, over {self._spec.err_ratio}")
         return {"row": row}
 
 
-def _of_candidates(message: Mapping[str, Any]) -> dict[str, Any]:
+def _candidate_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     """The optional fields of a shape's end."""
     entries, more = withheld_list(message.get("withheld") or ())
     for entry in entries:
-        entry["name"], entry["detail"] = clean(entry["name"]), clean(entry["detail"])
-    out: dict[str, Any] = {"withheld": entries, "withheld_more": more}
+        entry["name"] = clean(entry["name"])
+        entry["detail"] = clean(entry["detail"])
+    fields: dict[str, Any] = {"withheld": entries, "withheld_more": more}
     if message.get("candidate") is not None:
-        out["candidate"] = list(identity(message["candidate"], "candidate"))
-    return out
+        fields["candidate"] = list(identity(message["candidate"], "candidate"))
+    return fields
 
 
-LAST_WORDS = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted")
+LAST_MESSAGES = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted")
+"""Types of the message after which no other comes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of an attempt. `exit`: the status of the process if that ended too, else None."""
+class AttemptEnd:
+    """The end of an attempt, as its record has it."""
 
     outcome: str
+    """One of OUTCOMES (worker/protocol/records.py)."""
     in_flight: int | None
     exit: int | None
+    """The status of the process if that ended too, else None."""
     detail: str
     spent: dict[str, float] = field(default_factory=dict)
 
@@ -128,9 +145,11 @@ class Ended:
         """Return whether the tuner's process may take the next attempt without a restart."""
         return self.exit is None and self.outcome in ("done", "cancelled", "disk_full")
 
-    def with_evidence(self, words: str) -> Ended:
-        """The same with `words` (about hardware errors and the like) before its detail."""
-        return replace(self, detail=clean(f"{words}; {self.detail}" if self.detail else words)) if words else self
+    def with_evidence(self, words: str) -> AttemptEnd:
+        """The same with `words` (about hardware errors and the like; "" for none) before its detail."""
+        if not words:
+            return self
+        return replace(self, detail=clean(f"{words}; {self.detail}" if self.detail else words))
 
     def record(
         self, attempt: str, seconds: float, start_s: float = 0.0, conditions: Mapping[str, Any] | None = None
@@ -164,27 +183,33 @@ class Attempt:
     ) -> None:
         """`tell` gets a line at the begin and at the end of each shape, for people who watch the log."""
         self._spec = spec
-        self._tell, self._begun = tell, dict[int, float]()
-        self._names = {s.id: "x".join(str(v) for v in s.key.values() if isinstance(v, int)) for s in spec.shapes}
+        self._tell = tell
+        self._begun: dict[int, float] = {}
+        """The time at which each shape began."""
+        self._sizes = {shape.id: _describe_sizes(shape) for shape in spec.shapes}
         self._log = log_fd
         self._proc = proc
         self._records = records
         self._control = control
         self._check = MessageCheck(spec)
-        self._why = ""
-        self._broken = ""
+        self._our_reason = ""
+        """The outcome for which we end the attempt: error, disk_full, cancelled or hang."""
+        self._violation = ""
+        """The first message that broke the protocol, in words."""
         self._last: dict[str, Any] | None = None
+        """The tuner's last message."""
 
-    def run(self, line: bytes) -> Ended:
+    def run(self, line: bytes) -> AttemptEnd:
         """Send the spec (`line`: JSON on one line), follow it to its end, reap the process if it died."""
-        counters, log_start = oom_counters(self._proc.pid), os.fstat(self._log).st_size
+        counters = oom_counters(self._proc.pid)
+        log_start = os.fstat(self._log).st_size
         self._proc.send(b"T " + line)
         self._follow()
         outcome, detail = self._judge(counters)
         if outcome not in ("done", "cancelled"):
             detail = with_log(detail, self._log, log_start)
         spent = self._last.get("spent", {}) if self._last else {}
-        return Ended(outcome, self._check.in_flight, self._proc.exit, detail, _seconds(spent))
+        return AttemptEnd(outcome, self._check.in_flight, self._proc.exit, detail, _seconds(spent))
 
     def _follow(self) -> None:
         """Take messages until the last one, or until the process ends."""
@@ -194,17 +219,19 @@ class Attempt:
             if self._last is not None or self._proc.exit is not None:
                 return
             quiet = 0.0 if messages else quiet + step
-            since_interrupt += step if self._why else 0.0
-            if not self._why and (why := self._reason_to_end(quiet)):
-                self._why = why
-                self._proc.interrupt()
-            elif self._why and (since_interrupt > self._spec.grace_s or self._broken):
+            if not self._our_reason:
+                self._our_reason = self._reason_to_end(quiet)
+                if self._our_reason:
+                    self._proc.interrupt()
+                continue
+            since_interrupt += step
+            if since_interrupt > self._spec.grace_s or self._violation:
                 self._proc.kill()
                 self._take(self._proc.reap())
                 return
 
     def _reason_to_end(self, quiet: float) -> str:
-        if self._broken:
+        if self._violation:
             return "error"
         if self._records.full:
             return "disk_full"
@@ -214,48 +241,48 @@ class Attempt:
 
     def _take(self, messages: list[dict[str, Any]]) -> None:
         for message in messages:
-            if self._broken or message["type"] == "alive":
+            if self._violation or message["type"] == "alive":
                 continue
-            if message["type"] in LAST_WORDS:
+            if message["type"] in LAST_MESSAGES:
                 self._last = message
                 continue
             try:
                 if message["type"] not in SHAPE_MESSAGES:
                     raise ProtocolError(str(message.get("detail", f"unknown message {message['type']!r}")))
-                made = self._check.take(message, time.time())
-                if made is not None:
-                    self._records.append(made)
-                    self._tell_shape(made)
+                entry = self._check.take(message, time.time())
+                if entry is not None:
+                    self._records.append(entry)
+                    self._tell_shape(entry)
                 if message["type"] == "shape_started":
                     self._proc.send(b"A %d" % message["shape"])
             except ProtocolError as e:
-                self._broken = clean(f"the tuner broke the protocol: {e}")
+                self._violation = clean(f"the tuner broke the protocol: {e}")
         self._records.sync()
 
-    def _tell_shape(self, made: Mapping[str, Any]) -> None:
-        kind, shape = made["type"], made["shape"]
-        if kind == "shape_started":
-            self._begun[shape] = made["t"]
-            self._tell(f"shape {self._names[shape]} begun")
-        elif kind != "row":
-            took = made["t"] - self._begun[shape]
-            self._tell(f"shape {self._names[shape]}: {_result_words(made)}, after {took:.1f} s")
+    def _tell_shape(self, entry: Mapping[str, Any]) -> None:
+        shape = entry["shape"]
+        if entry["type"] == "shape_started":
+            self._begun[shape] = entry["t"]
+            self._tell(f"shape {self._sizes[shape]} begun")
+        elif entry["type"] != "row":
+            seconds = entry["t"] - self._begun[shape]
+            self._tell(f"shape {self._sizes[shape]}: {_describe_result(entry)}, after {seconds:.1f} s")
 
     def _judge(self, counters: dict[str, int]) -> tuple[str, str]:
         """(outcome, detail). See the module's docstring."""
         last = self._last["type"] if self._last else ""
         detail = clean(str(self._last.get("detail", ""))) if self._last else ""
-        if self._broken:
-            return "error", self._broken
-        if self._why == "disk_full" or self._records.full:
+        if self._violation:
+            return "error", self._violation
+        if self._our_reason == "disk_full" or self._records.full:
             return "disk_full", detail or "the records could not be written: no space left"
         if last == "done":
             return "done", ""
-        if self._why == "hang":
+        if self._our_reason == "hang":
             stuck = ", and its process cannot be killed" if self._proc.stuck else ""
             return "hang", f"no sign of progress for {self._spec.watchdog_s:g} s{stuck}"
-        if self._why:
-            return self._why, ""
+        if self._our_reason:
+            return self._our_reason, ""
         if last == "interrupted":
             return "error", "interrupted by a SIGINT that the worker did not send"
         if last:
@@ -263,11 +290,16 @@ class Attempt:
         return ending_of(self._proc, counters)
 
 
-def _result_words(made: Mapping[str, Any]) -> str:
+def _describe_sizes(shape: SpecShape) -> str:
+    """The numbers of a shape's key: `16x512x1024`."""
+    return "x".join(str(value) for value in shape.key.values() if isinstance(value, int))
+
+
+def _describe_result(entry: Mapping[str, Any]) -> str:
     """`winner ck_123, 12.3 us, 456 TFLOPS` of a record shape_tuned, or why the shape has no winner."""
-    if made["type"] == "shape_failed":
-        return f"no winner ({made['reason']}: {made['detail']})"
-    row = made["row"]
+    if entry["type"] == "shape_failed":
+        return f"no winner ({entry['reason']}: {entry['detail']})"
+    row = entry["row"]
     rate = f", {row['tflops']:.4g} TFLOPS" if row.get("tflops") else ""
     return f"winner {row.get('kernelName', '?')}, {row['us']:.4g} us{rate}"
 
@@ -280,7 +312,11 @@ def with_log(detail: str, log_fd: int, since: int) -> str:
 
 
 def _seconds(spent: Any) -> dict[str, float]:
+    """The tuner's seconds by kind, of at most 50 kinds."""
     if not isinstance(spent, dict):
         return {}
-    known = [(str(k)[:40], v) for k, v in spent.items() if isinstance(v, (int, float)) and 0 <= v < 1e9]
-    return {k: round(v, 6) for k, v in known[:50]}
+    seconds: dict[str, float] = {}
+    for kind, value in spent.items():
+        if isinstance(value, (int, float)) and 0 <= value < 1e9 and len(seconds) < 50:
+            seconds[str(kind)[:40]] = round(value, 6)
+    return seconds

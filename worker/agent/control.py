@@ -1,6 +1,7 @@
-"""Requests of the controller to a slot: stop, cancel, and the epoch that says which controller the node listens to.
+"""The small files in which the controller tells a node what to do: stop, cancel, the epoch, and node.json.
 
-Loops call `Control.tick` in every turn; it also touches the slot's heartbeat.
+`Control` has the requests to one slot; loops call `Control.tick` in every turn, which also touches the slot's
+heartbeat. The epoch is the number of the controller that the node listens to; an older one's specs are rejected.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import time
 from types import FrameType
 
 from worker.process import signal_name
-from worker.protocol import NodePaths
+from worker.protocol import NodeConfig, NodePaths
 
 BEAT_EVERY_S = 1.0
-DRAIN, NOW = "drain", "now"
+DRAIN = "drain"
+"""Request to stop: finish the attempt first."""
+NOW = "now"
+"""Request to stop: end the attempt."""
 
 
 class Control:
-    """Requests to this slot. Call `tick` in every turn of a loop. `stop`: "", `drain` (finish the attempt) or `now`."""
+    """Requests to this slot. Call `tick` in every turn of a loop."""
 
     def __init__(self, paths: NodePaths, slot: str, *, beats: bool = True) -> None:
         self._paths = paths
         self._beat = paths.beat(slot) if beats else None
         self._next_beat = 0.0
         self.stop = ""
+        """"", DRAIN or NOW."""
         self.why = ""
         """The source of the request to stop, for the log."""
 
@@ -45,7 +50,10 @@ class Control:
                 os.utime(self._beat)
             except FileNotFoundError:
                 self._beat.touch()
-        if self.stop != NOW and (word := read_stop(self._paths)):
+        if self.stop == NOW:
+            return
+        word = read_stop(self._paths)
+        if word:
             self.stop = NOW if word == NOW else DRAIN
             self.why = f"control/stop says {self.stop}"
 
@@ -72,3 +80,11 @@ def read_epoch(paths: NodePaths) -> int:
         return int(paths.epoch.read_bytes()[:64])
     except (FileNotFoundError, ValueError):
         return 0
+
+
+def read_config(paths: NodePaths) -> NodeConfig:
+    """node.json, or the defaults where the folder has none. Raises OSError, ProtocolError."""
+    try:
+        return NodeConfig.loads(paths.config.read_bytes())
+    except FileNotFoundError:
+        return NodeConfig(run="by-hand", node="", tuner="")

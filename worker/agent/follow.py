@@ -1,8 +1,8 @@
-"""Streams a node's records and logs from given offsets on, with a heartbeat.
+"""Streams a node's records and logs from given offsets on, with a heartbeat (`worker follow`, started by follow.sh).
 
-Frames are defined in worker.protocol. It only reads, and any number of these streams may run beside the workers. It
-keeps each file open, looks for new bytes every few milliseconds, and sends them: records up to the last whole line, log
-bytes as they are, at most CHUNK bytes in a frame. It ends when its stdin or stdout is closed.
+Frames are defined in worker/protocol/records.py. It only reads, and any number of these streams may run beside the
+workers. It keeps each file open, looks for new bytes every few milliseconds, and sends them: records up to the last
+whole line, log bytes as they are, at most CHUNK bytes in a frame. It ends when its stdin or stdout is closed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,31 @@ from worker.agent.control import read_epoch, read_stop
 from worker.process import write_all
 from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
 
-CHUNK = MAX_RECORD_BYTES  # small, because the controller queues frames by number; every record fits
+CHUNK = MAX_RECORD_BYTES
+"""Bytes of a file in a frame. Small, because the controller queues frames by number; every record fits."""
 FOLDERS = ("events", "logs", "claimed")
-POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 2.0
-LOOK_S = 0.1  # seconds between searches for new slots and files
+"""Folders whose entries begin with a slot's number."""
+POLL_S = 0.01
+"""Seconds between looks for new bytes,"""
+POLL_SLOW_S = 0.05
+"""and after POLL_FAST_FOR_S seconds without any."""
+POLL_FAST_FOR_S = 2.0
+LOOK_S = 0.1
+"""Seconds between searches for new slots and files."""
 
 
 @dataclass(slots=True)
 class Followed:
-    """One file, the offset up to which it was sent, and its fault, if any."""
+    """One file that is followed."""
 
     path: Path
     whole_lines: bool
+    """Send up to the last whole line only."""
     offset: int = 0
+    """The offset up to which it was sent."""
     fd: int = -1
     error: str = ""
+    """The reason that it cannot be read any more."""
 
     def open(self) -> None:
         """Open the file if it exists by now. Only a regular file is read."""
@@ -79,16 +89,21 @@ class Stream:
 
     paths: NodePaths
     start: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Offsets to begin at, by kind and slot: {"E": {"0": 123}, "L": {"0": 45}}."""
     files: dict[tuple[str, str], Followed] = field(default_factory=dict)
+    """By (kind, slot); the kind is E (events) or L (log)."""
 
-    def look(self) -> None:
+    def find_files(self) -> None:
         """Find new slots, and open new files."""
-        names = {n.partition(".")[0] for folder in FOLDERS for n in _names(self.paths.root / folder)}
-        for slot in sorted(filter(SLOT_RE.match, names)):
+        names: list[str] = []
+        for folder in FOLDERS:
+            names += _names(self.paths.root / folder)
+        stems = {name.partition(".")[0] for name in names}
+        for slot in sorted(filter(SLOT_RE.match, stems)):
             for kind, path in (("E", self.paths.events(slot)), ("L", self.paths.log(slot))):
                 if (kind, slot) not in self.files:
                     offset = self.start.get(kind, {}).get(slot, 0)
-                    self.files[kind, slot] = Followed(path, kind == "E", offset)
+                    self.files[kind, slot] = Followed(path, whole_lines=kind == "E", offset=offset)
         for followed in self.files.values():
             if followed.fd < 0 and not followed.error:
                 followed.open()
@@ -102,15 +117,14 @@ class Stream:
                 followed.offset += len(data)
 
     def beat(self, now: float) -> bytes:
-        """The frame of a beat. alive: an agent holds the slot's lock. age: seconds since it touched its beat. waits:
-        the holder of the device that it waits for (DeviceLock), if it waits. held: the attempts that wait or are
-        claimed; left out while there are records to send."""
+        """The frame of a beat (worker/protocol/records.py). `held` are the attempts that wait or are claimed; it is
+        left out while there are records to send, because they may tell of the end of one."""
         held = held_attempts(self.paths)
         beat: dict[str, Any] = {
             "t": now,
             "epoch": read_epoch(self.paths),
             "stop": read_stop(self.paths) or None,
-            "slots": {slot: self._slot(slot, now) for slot in sorted({slot for _, slot in self.files})},
+            "slots": {slot: self._slot_state(slot, now) for slot in sorted({slot for _, slot in self.files})},
         }
         # the order matters: an attempt's end is in the file before it leaves the folder
         if not any(f.read() for (kind, _), f in self.files.items() if kind == "E"):
@@ -121,21 +135,26 @@ class Stream:
         data = json.dumps(beat, separators=(",", ":")).encode()
         return b"B %d\n" % len(data) + data
 
-    def _slot(self, slot: str, now: float) -> dict[str, Any]:
-        alive, age, waits = is_alive(self.paths, slot), None, ""
+    def _slot_state(self, slot: str, now: float) -> dict[str, Any]:
+        """alive: an agent holds the slot's lock. age: seconds since it touched its beat. waits: the holder of the
+        device that it waits for, if it waits; worker.agent.locks.sign has written it."""
+        state: dict[str, Any] = {"alive": is_alive(self.paths, slot), "age": None}
         with suppress(OSError):
-            age = round(max(0.0, now - os.stat(self.paths.beat(slot)).st_mtime), 3)
-        with suppress(OSError):  # as worker.agent.locks.sign writes it
-            waits = self.paths.lock(slot).read_text(errors="replace").partition("\n")[2][:200] if alive else ""
-        return {"alive": alive, "age": age, **({"waits": waits} if waits else {})}
+            state["age"] = round(max(0.0, now - os.stat(self.paths.beat(slot)).st_mtime), 3)
+        with suppress(OSError):
+            waits = self.paths.lock(slot).read_text(errors="replace").partition("\n")[2][:200]
+            if waits and state["alive"]:
+                state["waits"] = waits
+        return state
 
 
 def held_attempts(paths: NodePaths) -> set[str]:
     """Attempts in the inbox or claimed by a slot. Does not miss an attempt that moves between them meanwhile."""
     names = _names(paths.inbox)
     for slot in _names(paths.root / "claimed"):
-        names += _names(paths.claimed(slot)) if SLOT_RE.match(slot) else []
-    return {n.attempt for n in map(InboxName.parse, names) if n}
+        if SLOT_RE.match(slot):
+            names += _names(paths.claimed(slot))
+    return {name.attempt for name in map(InboxName.parse, names) if name is not None}
 
 
 def _names(folder: Path) -> list[str]:
@@ -168,7 +187,7 @@ def follow(stream: Stream, out: int, beat_s: float = BEAT_S) -> None:
     while True:
         now = time.monotonic()
         if now >= next_look:
-            stream.look()
+            stream.find_files()
             next_look = now + LOOK_S
         if now >= next_beat:
             write_all(out, stream.beat(time.time()))
@@ -186,12 +205,15 @@ def follow(stream: Stream, out: int, beat_s: float = BEAT_S) -> None:
 def parse_start(text: str) -> dict[str, dict[str, int]]:
     """Offsets from `{"E":{"0":123},"L":{"0":45}}`. Raises ValueError."""
     raw = json.loads(text)
-    for offsets in raw.values() if isinstance(raw, dict) and set(raw) <= {"E", "L"} else (None,):
-        if not isinstance(offsets, dict) or not all(
-            SLOT_RE.match(slot) and type(offset) is int and offset >= 0 for slot, offset in offsets.items()
-        ):
-            raise ValueError('offsets look like {"E":{"0":123},"L":{"0":45}}')
-    return dict(raw)
+    if not isinstance(raw, dict) or not set(raw) <= {"E", "L"} or not all(map(_are_offsets, raw.values())):
+        raise ValueError('offsets look like {"E":{"0":123},"L":{"0":45}}')
+    return raw
+
+
+def _are_offsets(raw: Any) -> bool:
+    if not isinstance(raw, dict):
+        return False
+    return all(SLOT_RE.match(slot) and type(offset) is int and offset >= 0 for slot, offset in raw.items())
 
 
 def main(node_dir: Path, start: str) -> int:

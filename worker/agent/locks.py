@@ -21,7 +21,8 @@ from worker.protocol import LOCKS, LOCKS_ENV
 from worker.text import clean
 
 MAX_OWNER = 200
-LOCK_PATIENCE_S = 2.0  # `worker follow` holds a slot's lock for an instant to see whether the agent lives
+LOCK_PATIENCE_S = 2.0
+"""`worker follow` holds a slot's lock for an instant to see whether the agent lives."""
 
 
 class SlotTakenError(Exception):
@@ -29,9 +30,11 @@ class SlotTakenError(Exception):
 
 
 class DeviceLock:
-    """The lock of one device. `owner`: the content of the file while we hold the lock."""
+    """The lock of one device."""
 
     def __init__(self, name: str, owner: str) -> None:
+        """`name`: the file's name, from the slot's variable DEVICE_LOCK. `owner`: RUN/NODE, the content of the file
+        while we hold the lock."""
         self._path = Path(os.environ.get(LOCKS_ENV) or LOCKS).absolute() / name
         self._owner = owner
         self._fd = -1

@@ -1,10 +1,9 @@
 """The agent of a slot: drains the node's inbox, one attempt at a time, for as long as there is work.
 
-It holds the slot's lock from start to end. What an earlier agent of the slot left claimed it closes first
-(and runs none of it again: the controller decides about that). It starts the tuner's process
-and has it pass a canary before it claims anything, and again after every process that was lost.
-
-`worker run` runs one group from the command line, without inbox or agent.
+`worker agent` calls `main`. The agent holds the slot's lock from start to end. The order in `Agent.run`: wait for the
+device, end what an earlier agent of the slot left behind, record our start, close the attempts that it had claimed
+(none of them is run again: the controller decides about that), then drain. The tuner's process passes a canary before
+anything is claimed, and again after every process that was lost (tuner_supervisor.py). attempt.py runs one attempt.
 """
 
 from __future__ import annotations
@@ -14,22 +13,19 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.agent.attempt import Attempt, Ended
-from worker.agent.control import (
-    Control,
-    read_epoch,
-)
+from worker.agent.attempt import Attempt, AttemptEnd
+from worker.agent.control import Control, read_epoch
 from worker.agent.inbox import Inbox, SpecRejectedError, accept, read_spec
 from worker.agent.locks import DeviceLock, SlotTakenError, lock_slot, sign
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TOKEN, TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
-from worker.device import SLOTS_ON_CORES, Gauge, identify, pin, slots_on_cores
+from worker.conditions import Gauge
+from worker.device import SLOTS_ON_CORES, identify, pin, slots_on_cores
 from worker.process import WorkerEnd, kill_marked
 from worker.protocol import (
     CPUS,
@@ -41,17 +37,22 @@ from worker.protocol import (
     NodePaths,
     ProtocolError,
     Spec,
-    evidence,
+    hardware_evidence,
     record,
 )
 from worker.protocol.paths import IMAGE_ENV
 from worker.text import OWN_LINE, clean, plural
 
-WAIT_TOLD_S = 1.0  # a wait for the device that lasts longer is told: the run before may just be ending
-POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 5.0
+WAIT_SHOWN_S = 1.0
+"""A wait for the device that lasts longer is shown to the user: the run before may just be ending."""
+POLL_S = 0.01
+"""Seconds between looks into the inbox,"""
+POLL_SLOW_S = 0.05
+"""and after POLL_FAST_FOR_S seconds without work."""
+POLL_FAST_FOR_S = 5.0
 DISK_RETRY_S = 1.0
-# the name of the deployed code (`code/<sha>/worker`), "" where it was not deployed
 CODE_SHA = PACKAGE_PARENT.name if PACKAGE_PARENT.parent.name == "code" else ""
+"""The name of the deployed code (`code/<sha>/worker`), "" if it was not deployed."""
 
 
 class Agent:
@@ -75,6 +76,7 @@ class Agent:
         self._inbox = Inbox(paths, slot)
         self._gauge = Gauge(config.slots[slot])
         self._waiting: list[tuple[InboxName, str]] = []
+        """Specs that are over, with the name that each gets, and cannot be moved yet because the disk is full."""
         self._token = slot_token(paths.root, slot)
         self._supervisor = TunerSupervisor(
             config.tuner, config, self._spawn, self._records, self._control, self._log_fd
@@ -88,49 +90,55 @@ class Agent:
             self._log(f"worker stopped before its device was free: {self._control.why}")
             self._records.close()
             return 0
-        if cores := pin(self._config.slots[self._slot].get(CPUS, "")):
+        cores = pin(self._config.slots[self._slot].get(CPUS, ""))
+        if cores:
             self._log(f"runs on {cores} cores near its GPU")
         # the lock is ours: nobody else can have a living tuner of this slot
         for pid in kill_marked(f"{TOKEN}={self._token}"):
             self._log(f"ended process {pid}, which an earlier worker of this slot left behind")
-        info = {"pid": os.getpid(), "epoch": read_epoch(self._paths), "protocol": PROTOCOL, "code": CODE_SHA}
-        if digest := os.environ.get(IMAGE_ENV):
-            info["image"] = digest
-        self._records.append(
-            record(
-                "worker_started",
-                time.time(),
-                info={**info, **identify({**os.environ, **self._config.slots[self._slot]})},
-            )
-        )
+        self._records.append(record("worker_started", time.time(), info=self._describe_worker()))
         self._close_leftovers()
         self._gauge.read()  # finds its source, which may take a moment, before there is work
         why = self._drain()
-        self._read_verdicts()
+        self._pass_last_verdicts()
         self._supervisor.close()
         self._records.append(record("worker_stopped", time.time(), why=why))
         self._log(f"worker stopped: {why}")
-        written = self._records.retry()
+        are_records_written = self._records.retry()
         self._records.close()
-        return 0 if written else 1
+        return 0 if are_records_written else 1
+
+    def _describe_worker(self) -> dict[str, Any]:
+        """The field `info` of worker_started."""
+        info = {"pid": os.getpid(), "epoch": read_epoch(self._paths), "protocol": PROTOCOL, "code": CODE_SHA}
+        digest = os.environ.get(IMAGE_ENV)
+        if digest:
+            info["image"] = digest
+        return {**info, **identify({**os.environ, **self._config.slots[self._slot]})}
 
     def _await_device(self) -> bool:
-        """Lock the slot's device, and wait for a run that holds it, unless it is shared; return False if the worker is
-        to stop. A wait stands in the slot's lock file, so that the stream's beats tell of it, and so does a lock that
-        cannot be opened, even if the device is shared."""
-        told, signed, began = "", "", time.monotonic()
-        shared = DEVICE_SHARED in self._config.slots[self._slot]
+        """Lock the slot's device. Wait while another run holds it, unless the device is shared. Return False if the
+        worker is to stop.
+
+        What we wait for stands in the slot's lock file, from where the stream's beats show it (follow.py). So does a
+        lock that cannot be opened, even if the device is shared.
+        """
+        device = self._device
+        is_shared = DEVICE_SHARED in self._config.slots[self._slot]
+        began = time.monotonic()
+        logged = ""
+        signed = ""
         try:
-            while self._device and not self._device.take():
-                if told != (holder := self._device.holder or "another run"):
-                    told = holder
-                    how = "shares" if shared else "waits for"
-                    what = f"whose lock is closed: {told}" if self._device.is_closed else f"which {told} measures on"
-                    self._log(f"{how} this slot's device, {what}")
-                is_told = self._device.is_closed or (not shared and time.monotonic() - began > WAIT_TOLD_S)
-                if is_told and signed != told:
-                    sign(self._lock, signed := told)
-                if shared:
+            while device is not None and not device.take():
+                holder = device.holder or "another run"
+                if holder != logged:
+                    self._log_holder(holder, is_closed=device.is_closed, is_shared=is_shared)
+                    logged = holder
+                is_long = time.monotonic() - began > WAIT_SHOWN_S
+                if holder != signed and (device.is_closed or (is_long and not is_shared)):
+                    sign(self._lock, holder)
+                    signed = holder
+                if is_shared:
                     return True
                 self._control.tick()
                 if self._control.stop:
@@ -141,7 +149,12 @@ class Agent:
             self._log(f"the device cannot be locked, other runs may measure on it as well: {e}")
         return True
 
-    def _read_verdicts(self) -> None:
+    def _log_holder(self, holder: str, *, is_closed: bool, is_shared: bool) -> None:
+        verb = "shares" if is_shared else "waits for"
+        why = f"whose lock is closed: {holder}" if is_closed else f"which {holder} measures on"
+        self._log(f"{verb} this slot's device, {why}")
+
+    def _pass_last_verdicts(self) -> None:
         """Pass the controller's last findings on the blocklist to the tuner; a further spec would have brought them."""
         try:
             spec = Spec.loads(read_spec(self._paths.verdicts))
@@ -205,24 +218,24 @@ class Agent:
             record("attempt_started", time.time(), attempt=attempt, group=spec.group, device=device, conditions=before)
         )
         began = time.monotonic()
-        ended = self._run(spec, line) if room else Ended("disk_full", None, None, "no space for its folder")
+        ended = self._run(spec, line) if room else AttemptEnd("disk_full", None, None, "no space for its folder")
         seconds = time.monotonic() - began
         after = self._gauge.read(fresh=ended.outcome not in ("done", "cancelled"))
-        self._end(claim, ended.with_evidence(evidence(before, after)), seconds, after)
+        self._end(claim, ended.with_evidence(hardware_evidence(before, after)), seconds, after)
         if not ended.process_is_fit:
             self._supervisor.drop()
         else:
             self._supervisor.time_canary(self._gauge.read)
 
-    def _run(self, spec: Spec, line: bytes) -> Ended:
+    def _run(self, spec: Spec, line: bytes) -> AttemptEnd:
         if self._control.cancelled(spec.attempt):
-            return Ended("cancelled", None, None, "cancelled before it began")
+            return AttemptEnd("cancelled", None, None, "cancelled before it began")
         if spec.kind == "canary":
             return self._supervisor.answer_canary(spec)
         assert self._supervisor.proc is not None
         return Attempt(spec, self._supervisor.proc, self._records, self._control, self._log_fd, self._log).run(line)
 
-    def _end(self, claim: InboxName, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
+    def _end(self, claim: InboxName, ended: AttemptEnd, seconds: float, conditions: Mapping[str, Any]) -> None:
         attempt = claim.attempt
         self._records.append(ended.record(attempt, seconds, self._supervisor.take_start_s(), conditions))
         self._records.sync()
@@ -271,7 +284,7 @@ class Agent:
                 if end is not None and known and end.ended > known[0]["t"]:  # else an older end, or none was noted
                     seconds = end.ended - known[0]["t"]
                     detail = f"its worker is gone: {end.words}"
-                ended = Ended("worker_died", in_flight(known), None, detail)
+                ended = AttemptEnd("worker_died", in_flight(known), None, detail)
                 self._records.append(ended.record(attempt, seconds))
                 self._records.sync()
                 self._log(f"closed attempt {attempt}, which an earlier worker left claimed")
@@ -313,81 +326,3 @@ def main(node_dir: Path, slot: str) -> int:
         print(f"worker: {node_dir} cannot be used: {e}", file=sys.stderr)
         return 2
     return agent.run()
-
-
-class Printer(RecordFile):
-    """A record file that prints what it records of the tuner, and counts the tuned shapes."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.tuned = 0
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        super().append(record)
-        self.tuned += record["type"] == "shape_tuned"
-        if line := self._line(record):
-            print(line, flush=True)
-
-    def _line(self, r: Mapping[str, Any]) -> str:
-        if r["type"] == "tuner_ready":
-            device = r["device"]
-            facts = f"{device.get('gfx')} cu_num {device.get('cu_num')}, {device.get('device')}"
-            return f"tuner {r['tuner']} is ready after {r['seconds']:.1f} s: {facts}"
-        if r["type"] == "canary":
-            return f"canary {'passed' if r['ok'] else 'FAILED'}: {r['us']:.1f} us, {r['detail']}"
-        return ""
-
-
-def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
-    """Run the spec in `group`. Status 0: every shape tuned; 1: not; 2: bad input; 130: interrupted."""
-    paths = NodePaths(node_dir)
-    try:
-        spec = Spec.loads(read_spec(group))
-        config = read_config(paths)
-        name = tuner or spec.tuner or config.tuner
-        if not name or not spec.shapes:
-            raise ValueError("the spec has no shapes" if name else "no tuner is named; use --tuner")
-        folder = paths.attempt(spec.attempt)
-        folder.mkdir(parents=True, exist_ok=True)
-        printer = Printer(folder / "records.jsonl")
-    except (OSError, ProtocolError, SpecRejectedError, ValueError) as e:
-        print(f"worker run: {group}: {e}", file=sys.stderr)
-        return 2
-    control = Control(paths, slot, beats=False)
-    control.take_signals()
-    # a token of its own: the slot's agent must not take this process for a leftover
-    token = f"{slot_token(paths.root, slot)}:by-hand"
-    place = {"node_dir": str(paths.root.resolve()), "node": config.node, "slot": slot, "token": token}
-    log, variables = sys.stderr.fileno(), config.slots.get(slot, {})
-    supervisor = TunerSupervisor(
-        name, config, lambda: TunerProcess(name, config.options, place, variables, log), printer, control, log
-    )
-    try:
-        supervisor.bring_up()
-    except StoppedError:
-        supervisor.drop()
-        return 130
-    if supervisor.proc is None:
-        return 1
-    device = {k: supervisor.device.get(k) for k in ("gfx", "cu_num", "device")}
-    printer.append(record("attempt_started", time.time(), attempt=spec.attempt, group=spec.group, device=device))
-    began = time.monotonic()
-    ended = Attempt(spec, supervisor.proc, printer, control, log, partial(print, flush=True)).run(spec.dumps())
-    seconds = time.monotonic() - began
-    printer.append(ended.record(spec.attempt, seconds, supervisor.take_start_s()))
-    printer.sync()
-    supervisor.close()
-    detail = f" ({ended.detail})" if ended.detail else ""
-    print(f"{ended.outcome}{detail}: {printer.tuned} of {plural(len(spec.shapes), 'shape')} tuned in {seconds:.1f} s")
-    print(f"records: {folder / 'records.jsonl'}")
-    if ended.outcome == "cancelled":
-        return 130
-    return 0 if printer.tuned == len(spec.shapes) else 1
-
-
-def read_config(paths: NodePaths) -> NodeConfig:
-    """node.json, or the defaults where the folder has none. Raises OSError, ProtocolError."""
-    try:
-        return NodeConfig.loads(paths.config.read_bytes())
-    except FileNotFoundError:
-        return NodeConfig(run="by-hand", node="", tuner="")

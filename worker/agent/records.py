@@ -20,7 +20,9 @@ from typing import Any
 from worker.protocol import MAX_RECORD_BYTES, ProtocolError, parse_record
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DURABLE = frozenset({"shape_tuned", "attempt_ended"})  # records that must be on the disk before the worker continues
+"""Errors that mean: no space left."""
+DURABLE = frozenset({"shape_tuned", "attempt_ended"})
+"""Records that must be on the disk before the worker continues."""
 
 
 class RecordFile:
@@ -111,7 +113,7 @@ def _sync_folder(folder: Path) -> None:
 
 def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:
     """The records of an attempt from its last attempt_started on. Bad lines are skipped."""
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     with suppress(FileNotFoundError), open(path, "rb") as f:
         for line in f:
             if attempt.encode() not in line:
@@ -123,18 +125,18 @@ def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:
             if record.get("attempt") != attempt:
                 continue
             if record["type"] == "attempt_started":
-                found = [record]
-            elif found:
-                found.append(record)
-    return found
+                records = [record]
+            elif records:
+                records.append(record)
+    return records
 
 
 def in_flight(records: list[dict[str, Any]]) -> int | None:
     """The shape that an attempt's records start but do not settle."""
     shape: int | None = None
-    for r in records:
-        if r["type"] == "shape_started":
-            shape = r["shape"]
-        elif r["type"] in ("shape_tuned", "shape_failed") and r["shape"] == shape:
+    for record in records:
+        if record["type"] == "shape_started":
+            shape = record["shape"]
+        elif record["type"] in ("shape_tuned", "shape_failed") and record["shape"] == shape:
             shape = None
     return shape

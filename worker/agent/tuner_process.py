@@ -1,48 +1,46 @@
-"""The tuner's process, from both sides: the agent's handle on it, why it ended, and what runs in it.
+"""The agent's handle on the tuner's process: it spawns it, exchanges messages with it, ends it, and says why it ended.
 
-The agent spawns it, exchanges messages with it, interrupts, kills and reaps it. It leads a session and a process group
-of its own, so that what it forked dies with it, and it dies with the agent. It reads commands on stdin, one a line: `C`
-canary, `P` timed canary, `T <spec>` tune, `V <spec>` verdicts on the blocklist, `A <shape>` the shape's start is on
-record. It writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log.
+tuner_child.py is what runs in the process. The process leads a session and a process group of its own, so that what it
+forked dies with it, and it dies with the agent. Its stdout and stderr are the slot's log. The agent writes commands to
+its stdin, one a line; the process writes messages, JSON objects one a line, to a pipe of its own:
 
-It holds one tuner, kept between attempts. SIGINT ends the running attempt, with the message `interrupted`; between
-attempts it is ignored. An exception of the tuner is a message and no crash; the end of the process by its libraries (a
-GPU fault, an abort) is noticed by the agent.
+    command         means                               messages
+    (its start)                                         {"type": "ready", "device": {...}, "timed_canary_s": 0.5}
+    C               run the canary                      {"type": "canary", "ok": true, "us": 9.1, "detail": "..."}
+    P               time the two known kernels          {"type": "canary_timed", "compute_us": ..., "memory_us": ...}
+    T <spec>        tune                                those of worker/tuners/base.py, and `done` with `spent`
+    A <shape>       the shape's start is on record      none
+    V <spec>        verdicts on the blocklist           {"type": "alive"}
+
+Instead of the last message of a command, one of the types error, oom, disk_full, fault, hang or interrupted may come,
+with `detail`. `TunerProcess.turns` gives the messages as they come.
 """
 
 from __future__ import annotations
 
-import errno
-import faulthandler
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.device import numbers, text_of
-from worker.process import Child, Stopwatch, die_with, exit_words, write_all
-from worker.protocol import MAX_RECORD_BYTES, Spec
-from worker.text import clean
-from worker.tuners.base import Configurable, Emit, Judging, Place, Timed, Tuner, TunerFault
-from worker.tuners.catalog import TunerNotFoundError, make_tuner
+from worker.process import Child, Stopwatch, exit_words
+from worker.protocol import MAX_RECORD_BYTES
 
 UNKILLABLE_S = 5.0
+"""A process that SIGKILL does not end within this many seconds is left behind."""
 TICK_S = 0.1
-NO_START = 3  # exit status where the tuner did not start; the message before it has the reason
 _VMSTAT = Path("/proc/vmstat")
-# environment variable that marks a tuner's process and all it starts with its node folder and slot
 TOKEN = "GEMMFLEET_TUNER_OF"
+"""Environment variable that marks a tuner's process and all it starts with its node folder and slot."""
 
 
 class TunerProcess:
@@ -58,28 +56,10 @@ class TunerProcess:
     ) -> None:
         """Spawn it. `place`: node_dir, node, slot, token. Raises OSError."""
         messages, theirs = os.pipe()
-        argv = [
-            sys.executable,
-            "-u",
-            "-m",
-            "worker",
-            "child",
-            "--tuner",
-            tuner,
-            "--options",
-            json.dumps(options),
-            "--fd",
-            str(theirs),
-            "--parent",
-            str(os.getpid()),
-            "--slot",
-            place["slot"],
-            "--node",
-            place["node"],
-            "--node-dir",
-            place["node_dir"],
-        ]
-        path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")) if p)
+        argv = [sys.executable, "-u", "-m", "worker", "child", "--tuner", tuner, "--options", json.dumps(options)]
+        argv += ["--fd", str(theirs), "--parent", str(os.getpid()), "--slot", place["slot"]]
+        argv += ["--node", place["node"], "--node-dir", place["node_dir"]]
+        path = os.pathsep.join(filter(None, (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", ""))))
         try:
             self._child = Child(
                 argv,
@@ -102,11 +82,15 @@ class TunerProcess:
         os.set_blocking(messages, False)
         self.spawned = time.monotonic()
         self.killed = False
+        """We killed it."""
         self.stuck = False
+        """It was killed, and the kernel cannot end it."""
         self.exit: int | None = None
+        """Its exit status once it is reaped, -N for a signal."""
         self._to_send = bytearray()
         self._received = bytearray()
-        self._ended = False
+        self._has_closed = False
+        """It closed its side of the pipe."""
 
     def send(self, line: bytes) -> None:
         """Send a command; what the pipe does not take at once, `pump` writes."""
@@ -119,7 +103,7 @@ class TunerProcess:
         A line that is no message comes as type `garbled`.
         """
         poll = select.poll()
-        if not self._ended:
+        if not self._has_closed:
             poll.register(self._messages, select.POLLIN)
             if self._to_send:
                 poll.register(self._in, select.POLLOUT)
@@ -145,7 +129,7 @@ class TunerProcess:
     @property
     def gone(self) -> bool:
         """The process ended, or closed its side of the pipe. Call `reap` then."""
-        return self._ended or self.exit is not None or self._child.returncode is not None
+        return self._has_closed or self.exit is not None or self._child.returncode is not None
 
     def interrupt(self) -> None:
         """SIGINT to the child alone: it decides what becomes of its own children."""
@@ -170,9 +154,9 @@ class TunerProcess:
         status = self._child.returncode
         self.stuck = status is None
         self.exit = -signal.SIGKILL if status is None else status
-        while not self._ended and self._read():
+        while not self._has_closed and self._read():
             pass
-        self._ended = True
+        self._has_closed = True
         return self._parse()
 
     def close(self, grace: float = 2.0) -> None:
@@ -199,7 +183,7 @@ class TunerProcess:
         except BlockingIOError:
             return False
         if not data:
-            self._ended = True
+            self._has_closed = True
             return False
         self._received += data
         return True
@@ -207,7 +191,8 @@ class TunerProcess:
     def _parse(self) -> list[dict[str, Any]]:
         *lines, rest = self._received.split(b"\n")
         if len(rest) > MAX_RECORD_BYTES:
-            lines, rest = [*lines, rest], bytearray()
+            lines.append(rest)  # too long for a message: `garbled`
+            rest = bytearray()
         self._received = rest
         return [_message(bytes(line)) for line in lines]
 
@@ -229,15 +214,18 @@ def slot_token(root: Path, slot: str) -> str:
 
 
 def ending_of(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
-    """(outcome, detail) of a process that ended by itself, without a message why; `counters` are from before."""
+    """(outcome, detail) of a reaped process that ended by itself, without a message why.
+
+    `counters`: those of `oom_counters` from before.
+    """
     status = proc.exit
-    if status == -signal.SIGKILL and not proc.killed:
-        if oom_killed(counters):
-            return "oom", "the tuner's process was killed by the kernel for memory"
-        not_us = "not sent by the worker nor, as far as its counters show, by the kernel for memory"
-        return "fault", f"the tuner's process {exit_words(status)}, {not_us}"
     assert status is not None
-    return "fault", f"the tuner's process {exit_words(status)}"
+    if status != -signal.SIGKILL or proc.killed:
+        return "fault", f"the tuner's process {exit_words(status)}"
+    if oom_killed(counters):
+        return "oom", "the tuner's process was killed by the kernel for memory"
+    not_us = "not sent by the worker nor, as far as its counters show, by the kernel for memory"
+    return "fault", f"the tuner's process {exit_words(status)}, {not_us}"
 
 
 def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
@@ -256,149 +244,28 @@ def oom_killed(before: Mapping[str, int]) -> bool:
 
 
 def _oom_kills(paths: Iterable[Path]) -> dict[str, int]:
-    found = {str(path): numbers(text_of(path)).get("oom_kill") for path in paths}
-    return {path: count for path, count in found.items() if count is not None}
+    counts = {}
+    for path in paths:
+        count = numbers(text_of(path)).get("oom_kill")
+        if count is not None:
+            counts[str(path)] = count
+    return counts
 
 
 def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
     """Files that may hold the process's memory counters; within a container the path of /proc may be the host's."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for line in text_of(Path(f"/proc/{pid}/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root, name = cgroups, "memory.events"
+            root = cgroups
+            name = "memory.events"
         elif "memory" in controllers.split(","):
-            root, name = cgroups / "memory", "memory.oom_control"
+            root = cgroups / "memory"
+            name = "memory.oom_control"
         else:
             continue
         for folder in (root / path.lstrip("/"), root):
             if (folder / name).is_file():
-                found.setdefault(name, folder / name)
-    return list(found.values())
-
-
-def serve(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
-    """Be the tuner's process until stdin ends; the exit status."""
-    os.set_inheritable(fd, False)
-    die_with(parent)
-    faulthandler.enable()
-    _offer_to_oom_killer()
-    wire = Wire(fd)
-    try:
-        held = make_tuner(tuner)
-        if isinstance(held, Configurable):
-            held.configure(json.loads(options), place)
-        timed = {"timed_canary_s": held.timed_canary_s} if isinstance(held, Timed) else {}
-        wire.send({"type": "ready", "device": held.open(), **timed})
-    except BaseException as e:  # noqa: BLE001 - whatever it was, the agent must know
-        wire.send(_error(e))
-        return NO_START
-    while line := sys.stdin.buffer.readline():
-        if not line.startswith(b"A"):  # an answer to what was interrupted meanwhile
-            wire.send(wire.interruptible(lambda line=line: _execute(line, held, wire)))  # type: ignore[misc]
-    return 0
-
-
-def _execute(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
-    """Execute one command; its last message."""
-    try:
-        if line.startswith(b"C"):
-            ok, us, detail = tuner.canary()
-            return {"type": "canary", "ok": bool(ok), "us": float(us), "detail": clean(str(detail))}
-        if line.startswith(b"P"):
-            assert isinstance(tuner, Timed)
-            compute, memory = tuner.time_canary()
-            return {"type": "canary_timed", "compute_us": float(compute), "memory_us": float(memory)}
-        if line.startswith(b"V"):
-            if isinstance(tuner, Judging):
-                tuner.judge(Spec.loads(line[2:]))
-            return {"type": "alive"}
-        spent = tuner.tune(Spec.loads(line[2:]), Emit(wire.send_in_tune))
-        return {"type": "done", "spent": {str(k): float(v) for k, v in spent.items()}}
-    except Exception as e:  # noqa: BLE001 - a tuner may raise anything
-        return _error(e)
-
-
-class Wire:
-    """Pipe to the agent, with the handling of SIGINT: it never tears a message and never ends an idle child."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._lock = threading.Lock()
-        self._busy = False
-        self._sending = False
-        self._held = False
-        signal.signal(signal.SIGINT, self._on_sigint)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Write one message whole. A tuner's helper threads may call it as well."""
-        line = json.dumps(message, separators=(",", ":"), default=_plain).encode() + b"\n"
-        main = threading.current_thread() is threading.main_thread()
-        with self._lock:
-            self._sending = main
-            try:
-                write_all(self._fd, line)
-            finally:
-                self._sending = False
-        if main and self._held:
-            self._held = False
-            raise KeyboardInterrupt
-
-    def send_in_tune(self, message: dict[str, Any]) -> None:
-        """Send a message; a shape's start returns only when it is on record, so that whatever happens names it."""
-        self.send(message)
-        if message["type"] != "shape_started":
-            return
-        answer = b"A %d\n" % message["shape"]
-        while (line := sys.stdin.buffer.readline()) != answer:
-            if not line:
-                os._exit(0)  # the agent is gone
-
-    def interruptible(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The last message of `work`, or `interrupted` if SIGINT came while it ran."""
-        try:
-            self._busy = True
-            try:
-                return work()
-            finally:
-                self._busy = False
-        except KeyboardInterrupt:
-            self._busy = self._held = False
-            return {"type": "interrupted"}
-
-    def _on_sigint(self, _signal: int, _frame: FrameType | None) -> None:
-        if not self._busy:
-            return
-        if self._sending:
-            self._held = True
-            return
-        raise KeyboardInterrupt
-
-
-def _offer_to_oom_killer() -> None:
-    """Have the kernel kill the tuner before the agent, which reports it, where memory runs out."""
-    path = Path("/proc/self/oom_score_adj")
-    with suppress(OSError, ValueError):
-        path.write_text(str(min(1000, int(path.read_text()) + 300)))
-
-
-def _error(e: BaseException) -> dict[str, Any]:
-    """The message for an exception: `oom`, `disk_full` or `error`. Its traceback goes to the log."""
-    name, text = type(e).__name__, str(e)
-    if isinstance(e, TunerFault):  # its text is complete, a traceback adds nothing
-        return {"type": e.outcome, "detail": clean(text)}
-    full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
-    kind = "disk_full" if full else "error"
-    if isinstance(e, MemoryError) or name == "OutOfMemoryError" or "out of memory" in text.lower():
-        traceback.clear_frames(e.__traceback__)  # let go of what filled the memory
-        kind = "oom"
-    if not isinstance(e, TunerNotFoundError):
-        with suppress(OSError):  # the log's disk may be full
-            traceback.print_exception(type(e), e, e.__traceback__)
-    return {"type": kind, "detail": clean(f"{name}: {text}" if text else name)}
-
-
-def _plain(value: Any) -> Any:
-    """JSON for numpy's and torch's scalars."""
-    return value.item() if hasattr(value, "item") else str(value)
+                files.setdefault(name, folder / name)
+    return list(files.values())

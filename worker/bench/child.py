@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.aiter_tree.locate import NotATreeError, choose
-from worker.bench.case import parse
+from worker.bench.case import case_of
 from worker.bench.software import stack
-from worker.protocol.bench import Options
+from worker.protocol.bench import BenchOptions
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import clean
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.problem import UnavailableError, UnsupportedError, is_fatal, status_of
 
 if TYPE_CHECKING:
-    from worker.bench.measuring import Backend, Prepared
+    from worker.bench.measuring import Backend, ReadyCase
 
 Answer = dict[str, Any]
 
@@ -43,11 +43,13 @@ Answer = dict[str, Any]
 class BackendServer:
     """Executes commands; `held` is the prepared shape."""
 
-    def __init__(self, backend: str, options: Options, say: Callable[[Answer], None]) -> None:
-        self._name, self._options, self._say = backend, options, say
+    def __init__(self, backend: str, options: BenchOptions, say: Callable[[Answer], None]) -> None:
+        self._name = backend
+        self._options = options
+        self._say = say
         self._quiet_since = 0.0
         self._backend: Backend | None = None
-        self._held: Prepared | None = None
+        self._held: ReadyCase | None = None
 
     def start(self) -> Answer:
         """Import torch and the backend. `ready` with what this stack is, or `refused`."""
@@ -94,11 +96,11 @@ class BackendServer:
         if isinstance(e, (UnavailableError, UnsupportedError)):
             status = "unavailable" if isinstance(e, UnavailableError) else "unsupported"
             return {"is": "refused", "status": status, "detail": str(e)}
-        frames = traceback.extract_tb(e.__traceback__)
-        at = f" at {Path(frames[-1].filename).name}: {frames[-1].line}" if frames else ""
-        status, text = status_of(e), f"{type(e).__name__}{f': {e}' if str(e) else at}"
+        status = status_of(e)
+        text = _describe(e)
         if "0 active drivers" in text:
-            status, text = "unavailable", "Triton finds no GPU that it has a driver for"
+            status = "unavailable"
+            text = "Triton finds no GPU that it has a driver for"
         # AITER asserts what it takes; torch names the scales that it would take
         if status == "error" and (isinstance(e, AssertionError) or "Invalid scaling configuration" in text):
             status = "unsupported"
@@ -111,7 +113,7 @@ class BackendServer:
 
         self._drop()
         assert self._backend is not None
-        case = parse(family, key, self._name, str(self._device.info().get("gfx", "")))
+        case = case_of(family, key, self._name, str(self._device.info().get("gfx", "")))
         answer, self._held = prepare(case, self._backend, self._device, self._options, err_ratio, self._alive)
         return answer
 
@@ -121,7 +123,7 @@ class BackendServer:
 
     def _calls(self, calls: int) -> Answer:
         assert self._held is not None, "no shape is prepared"
-        self._held.run(calls)
+        self._held.call(calls)
         return {}
 
     def _drop(self) -> Answer:
@@ -144,6 +146,16 @@ class BackendServer:
             self._say({"is": "alive"})
 
 
+def _describe(e: Exception) -> str:
+    """Type and text of an exception; of one without a text the line that raised it."""
+    if str(e):
+        return f"{type(e).__name__}: {e}"
+    frames = traceback.extract_tb(e.__traceback__)
+    if not frames:
+        return type(e).__name__
+    return f"{type(e).__name__} at {Path(frames[-1].filename).name}: {frames[-1].line}"
+
+
 def main(spec: Path, fd: int | None = None) -> int:
     """Serve until the socket closes, or carry out the commands of the spec; 0 where none of these was refused."""
     request = json.loads(spec.read_text())
@@ -164,7 +176,7 @@ def main(spec: Path, fd: int | None = None) -> int:
             while conn is not None:
                 yield json.loads(conn.recv_bytes())
 
-    server = BackendServer(request["backend"], Options.parse(request["options"]), say)
+    server = BackendServer(request["backend"], BenchOptions.parse(request["options"]), say)
     answer = server.start()
     say(answer)
     if answer["is"] == "ready":

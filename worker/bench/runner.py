@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from worker import PACKAGE_PARENT
 from worker.process import Child, OutputLog, Stopwatch, exit_words
-from worker.protocol.bench import Options, Side
+from worker.protocol.bench import BenchOptions, Side
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import plural
 
@@ -32,7 +32,9 @@ LAST_WORDS = 600
 """Bytes of its log that we quote when it ends."""
 END_WITHIN_S = 10.0
 """A process that closed its socket has this many seconds to exit by itself."""
-WARMUP, CALLS = 5, 26
+WARMUP = 5
+CALLS = 26
+"""Calls under the profiler: WARMUP, which do not count, then CALLS."""
 TOOL = "rocprofv3"
 _RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
 """Copies and fills of the runtime. They are part of a call only if a pattern asks for them."""
@@ -65,7 +67,7 @@ class BackendRunner:
     side: Side
     name: str
     folder: Path
-    options: Options
+    options: BenchOptions
     raw: Mapping[str, Any]
     variables: Mapping[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -229,40 +231,45 @@ def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: in
 
     Kernels belong to the call by `pattern`, else all but the runtime's own.
     """
-    traces = [parse_trace(p) for p in sorted(folder.rglob("*kernel_trace.csv"))]
-    # one a process: only one of the processes had work for the device
-    kernels = max(traces, key=lambda t: sum(map(len, t.values())), default={})
-    total, mine = warmup + calls, dict[str, float]()
-    for name, durations in kernels.items():
-        wanted = re.search(pattern, name) if pattern else not _RUNTIME.search(name)
-        each, rest = divmod(len(durations), total)
-        if wanted and each and not rest:
-            mine[name] = sum(durations[each * warmup :]) / calls
-    if not mine:
-        ran = ", ".join(f"{_short(name)} ({plural(len(d), 'time')})" for name, d in list(kernels.items())[:8])
-        what = f"kernel matching {pattern!r}" if pattern else "kernel"
+    # there is a trace for each process, and only one of the processes had work for the device
+    durations: dict[str, list[int]] = {}
+    for path in sorted(folder.rglob("*kernel_trace.csv")):
+        trace = parse_trace(path)
+        if sum(map(len, trace.values())) > sum(map(len, durations.values())):
+            durations = trace
+    all_calls = warmup + calls
+    ns_per_call: dict[str, float] = {}
+    for name, times in durations.items():
+        is_wanted = re.search(pattern, name) if pattern else not _RUNTIME.search(name)
+        per_call, rest = divmod(len(times), all_calls)
+        if is_wanted and per_call and not rest:
+            ns_per_call[name] = sum(times[per_call * warmup :]) / calls
+    if not ns_per_call:
+        ran = [f"{_short(name)} ({plural(len(times), 'time')})" for name, times in durations.items()][:8]
+        wanted = f"kernel matching {pattern!r}" if pattern else "kernel"
         raise Refused(
             "error",
-            f"no {what} ran a whole number of times in each of {total} calls; there were:"
-            f" {ran or 'none, or none on a GPU'}",
+            f"no {wanted} ran a whole number of times in each of {all_calls} calls; there were:"
+            f" {', '.join(ran) or 'none, or none on a GPU'}",
         )
-    return sum(mine.values()) / 1e3, " + ".join(map(_short, mine))
+    return sum(ns_per_call.values()) / 1e3, " + ".join(map(_short, ns_per_call))
 
 
 def parse_trace(path: Path) -> dict[str, list[int]]:
     """Durations of the dispatches of a `kernel_trace.csv` in ns, by kernel, in the order of their start. Raises Refused
     with file and line."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    times: dict[str, list[tuple[int, int]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as f:
         reader = csv.DictReader(f)
         try:
             for row in reader:
-                start, end = int(row["Start_Timestamp"]), int(row["End_Timestamp"])
+                start = int(row["Start_Timestamp"])
+                duration = int(row["End_Timestamp"]) - start
                 if row.get("Kind", "KERNEL_DISPATCH") == "KERNEL_DISPATCH":
-                    found.setdefault(row["Kernel_Name"], []).append((start, end - start))
+                    times.setdefault(row["Kernel_Name"], []).append((start, duration))
         except (KeyError, TypeError, ValueError, csv.Error) as e:
             raise Refused("error", f"{path}:{reader.line_num}: this is not a trace of {TOOL}: {e!r}") from e
-    return {name: [d for _, d in sorted(times)] for name, times in found.items()}
+    return {name: [duration for _, duration in sorted(pairs)] for name, pairs in times.items()}
 
 
 def _short(name: str) -> str:

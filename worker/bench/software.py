@@ -1,4 +1,7 @@
-"""Finds the software of this machine or image without importing it: ROCm, torch, triton, AITER, switches."""
+"""Finds the software of this machine or image without importing it: ROCm, torch, triton, AITER, switches.
+
+`stack` is what a bench records of each side (child.py); `installed` and `aiter_trees` are what `worker probe` prints.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,25 @@ SWITCH = re.compile(
 PRIVATE = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL")
 OURS = ("AITER_JIT_DIR", "TRITON_CACHE_DIR")
 """Folders that we set ourselves, and that differ by design."""
+MAX_SWITCHES = 30
 
 
 def installed(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Versions by name (rocm, torch, hip, triton, image), of those that are installed."""
-    torch, hip = _torch()
-    found = {
+    source = _torch_version_source()
+    versions = {
         "rocm": _rocm(env),
-        "torch": torch,
-        "hip": hip,
-        "triton": next((v for v in map(_distribution, TRITONS) if v), ""),
+        "torch": _assigned(source, "__version__") or _distribution("torch"),
+        "hip": _assigned(source, "hip"),
+        "triton": "",
         "image": clean(env.get(IMAGE_ENV, ""), 200),
     }
-    return {name: value for name, value in found.items() if value}
+    for name in TRITONS:
+        versions["triton"] = versions["triton"] or _distribution(name)
+    return {name: version for name, version in versions.items() if version}
 
 
-def aiter(gfx: str = "") -> dict[str, Any] | None:
+def aiter_trees(gfx: str = "") -> dict[str, Any] | None:
     """The AITERs of this machine: what `import aiter` means, which tree would be used, and all of them; or None."""
     trees = find_trees(gfx=gfx)
     package = imported_package()
@@ -61,8 +67,8 @@ def aiter(gfx: str = "") -> dict[str, Any] | None:
 
 def switches() -> dict[str, str]:
     """The switches that are set, without what may be private."""
-    found = [n for n in sorted(os.environ) if SWITCH.match(n) and not PRIVATE.search(n) and n not in OURS]
-    return {name: clean(os.environ[name], 100) for name in found[:30]}
+    names = [n for n in sorted(os.environ) if SWITCH.match(n) and not PRIVATE.search(n) and n not in OURS]
+    return {name: clean(os.environ[name], 100) for name in names[:MAX_SWITCHES]}
 
 
 def stack() -> dict[str, Any]:
@@ -77,8 +83,12 @@ def _commit(package: str) -> str:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return ""
-    roots = list(Path(spec.origin).parents)[:5] if spec and spec.origin else []
-    return next((commit_of(root, "") for root in roots if (root / ".git").exists()), "")
+    if spec is None or spec.origin is None:
+        return ""
+    for folder in list(Path(spec.origin).parents)[:5]:
+        if (folder / ".git").exists():
+            return commit_of(folder, "")
+    return ""
 
 
 def _distribution(name: str) -> str:
@@ -88,17 +98,21 @@ def _distribution(name: str) -> str:
         return ""
 
 
-def _torch() -> tuple[str, str]:
-    """(version, HIP version) from torch/version.py, because a build from source may have no metadata."""
+def _torch_version_source() -> str:
+    """Text of torch/version.py, "" if there is none. A build from source may have no other metadata."""
     try:
         spec = importlib.util.find_spec("torch")
-        text = (Path(spec.origin).parent / "version.py").read_text(errors="replace") if spec and spec.origin else ""
+        if spec is None or spec.origin is None:
+            return ""
+        return (Path(spec.origin).parent / "version.py").read_text(errors="replace")
     except (ImportError, ValueError, OSError):
-        text = ""
-    version, hip = (
-        re.search(rf"""^{name}\s*(?::[^=\n]*)?=\s*['"]([^'"]{{1,80}})""", text, re.M) for name in ("__version__", "hip")
-    )
-    return clean(version[1]) if version else _distribution("torch"), clean(hip[1]) if hip else ""
+        return ""
+
+
+def _assigned(source: str, name: str) -> str:
+    """The text that Python source assigns to a name, such as `hip: Optional[str] = "7.0.1"`; "" if there is none."""
+    match = re.search(rf"""^{name}\s*(?::[^=\n]*)?=\s*['"]([^'"]{{1,80}})""", source, re.M)
+    return clean(match[1]) if match else ""
 
 
 def _rocm(env: Mapping[str, str]) -> str:

@@ -1,15 +1,15 @@
 """The worker's tuner `bench`: every backend on every side and shape of a group, interleaved on this slot's device.
 
-It computes nothing itself: each backend has a process of its own (runner.py), so that a fault costs that process
-and one row. A shape goes like this: every backend is prepared (inputs, one call, comparison with float32), then come
-rounds, each one run of every backend in an order drawn anew (worker/protocol/bench.py). One row a run, saved when it
-exists; where a backend has no result, one row with the reason. The shape's result is its fastest backend.
+It computes nothing itself: each backend of each side has a process of its own (runner.py), so that a fault costs that
+process and one row. For each shape, every backend is prepared (inputs, one call, comparison with float32). Then come
+rounds: each has one run of every backend, in an order drawn anew (worker/protocol/bench.py). A row is sent for each run
+as soon as it is measured, and one row with the reason for a backend without a result. The shape's result is its fastest
+backend.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import time
 from collections.abc import Mapping
@@ -18,21 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.locate import imported_package
+from worker.bench.config_set import set_name
 from worker.bench.runner import BackendRunner, Refused
 from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
-from worker.protocol.bench import HARMLESS, Options, Side, fetch, mean_of_runs, rounds
+from worker.protocol.bench import HARMLESS, BenchOptions, Side, draw_rounds, load_texts, mean_of_runs
 from worker.tuners.aiter.environment import chip_variables, inventory_switches
 from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import figure
 
 QUIET_SHARE = 0.8
-"""Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
+"""Share of the agent's watchdog. We end a hanging process before the agent does: we know which backend it is."""
 PROBE = ""
-"""The runner without a backend: it describes the side, and runs the canary."""
+"""Name of the runner without a backend: it describes the side, and runs the canary."""
 START_S = 240.0
+"""Seconds without progress that a process may take to start; importing AITER takes minutes at its first time."""
+MAX_DETAIL = 1500
+"""Characters of a reason that a row or a failure carries."""
 
 
 class BenchTuner:
@@ -40,44 +44,58 @@ class BenchTuner:
 
     def __init__(self) -> None:
         self._place = Place()
-        self._raw: dict[str, Any] = {}
-        self._held: dict[tuple[str, str], BackendRunner] = {}
+        self._options: dict[str, Any] = {}
+        """The node's options, not parsed yet."""
+        self._runners: dict[tuple[str, str], BackendRunner] = {}
+        """By (side, backend)."""
         self._device: dict[str, Any] = {}
-        self._usual: tuple[str, ...] = ("torch",)
+        """Facts on the device: gfx, cu_num, device."""
+        self._default_backends: tuple[str, ...] = ("torch",)
         """The backends of a bench that names none."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         self._place = place
-        self._raw = self._whole(options)
-        Options.parse(self._raw)
+        self._options = self._with_texts(options)
+        BenchOptions.parse(self._options)
 
     def open(self) -> dict[str, Any]:
         """Probe every side: gfx, cu_num and device of the first that knows, `bench` of all.
 
         Backends are started here, not by the first shape: their imports take seconds that no shape should be charged.
         """
-        options = Options.parse(self._raw)
-        stacks: dict[str, Any] = {}
+        options = BenchOptions.parse(self._options)
+        stacks = {side.name or "here": self._probe(side, options) for side in options.sides}
+        if any(facts.get("has_aiter") for facts in stacks.values()):
+            self._default_backends = ("aiter-triton", "aiter-gluon")
+        known_devices = [facts for facts in stacks.values() if facts.get("gfx")]
+        self._device = known_devices[0] if known_devices else identify()
         for side in options.sides:
-            probe = self._runner(side, PROBE, options, "")
-            with contextlib.suppress(Refused):
-                probe.start(START_S)
-            stacks[side.name or "here"] = {**probe.facts, "python_path": side.python, **_given(side)}
-            if probe.gone:
-                stacks[side.name or "here"]["unavailable"] = probe.gone
-        if any(f.get("has_aiter") for f in stacks.values()):
-            self._usual = ("aiter-triton", "aiter-gluon")
-        self._device = next((f for f in stacks.values() if f.get("gfx")), {}) or identify()
-        for side in options.sides:
-            for name in options.backends or self._usual:
-                if not name.startswith("aiter"):  # which waits for the family
-                    with contextlib.suppress(Refused):  # its rows will have the reason
-                        self._runner(side, name, options, "").start(START_S)
+            for name in options.backends or self._default_backends:
+                if name.startswith("aiter"):
+                    continue  # its variables depend on the family, which comes with the first shape
+                with contextlib.suppress(Refused):  # its rows will have the reason
+                    self._runner(side, name, options, "").start(START_S)
         return {**{k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}, "bench": stacks}
+
+    def _probe(self, side: Side, options: BenchOptions) -> dict[str, Any]:
+        """Facts on a side: its software and device, what was requested for it, and why it is unavailable if it is."""
+        probe = self._runner(side, PROBE, options, "")
+        with contextlib.suppress(Refused):
+            probe.start(START_S)
+        facts = {**probe.facts, "python_path": side.python}
+        if side.variables:
+            facts["variables"] = dict(side.variables)
+        if side.image:
+            facts["image"] = side.image
+        if side.configs is not None:
+            facts["configs"] = set_name(side.configs)
+        if probe.gone:
+            facts["unavailable"] = probe.gone
+        return facts
 
     def canary(self) -> tuple[bool, float, str]:
         """The torch tuner's, on the first side that has torch. Without any, no backend has a result either."""
-        for runner in self._held.values():
+        for runner in self._runners.values():
             if runner.name == PROBE and not runner.gone:
                 try:
                     answer = runner.ask({"do": "canary"}, 100.0)
@@ -91,7 +109,7 @@ class BenchTuner:
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Bench the shapes of a spec. Raises ValueError for bad options."""
         began = time.perf_counter()
-        options = Options.parse({**self._raw, **self._whole(spec.options)})
+        options = BenchOptions.parse({**self._options, **self._with_texts(spec.options)})
         try:
             for shape in spec.shapes:
                 self._measure_shape(spec, shape, options, emit)
@@ -102,35 +120,40 @@ class BenchTuner:
 
     def close(self) -> None:
         """End all processes."""
-        for runner in self._held.values():
+        for runner in self._runners.values():
             runner.close()
-        self._held.clear()
+        self._runners.clear()
 
-    def _whole(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with the texts that are stored on the node."""
-        return fetch(options, NodePaths(self._place.node_dir or Path.cwd()).texts)
+    @property
+    def _node_folder(self) -> Path:
+        return self._place.node_dir or Path.cwd()
 
-    def _measure_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+    def _with_texts(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options, with references replaced by the texts that are stored on the node."""
+        return load_texts(options, NodePaths(self._node_folder).texts)
+
+    def _measure_shape(self, spec: Spec, shape: SpecShape, options: BenchOptions, emit: Emit) -> None:
         emit.started(shape.id)
         bench = ShapeBench(spec, shape, options, emit)
         for side in options.sides:
-            for name in options.backends or self._usual:
+            for name in options.backends or self._default_backends:
                 bench.prepare(self._runner(side, name, options, spec.family))
         bench.measure()
         bench.report()
 
-    def _runner(self, side: Side, name: str, options: Options, family: str) -> BackendRunner:
+    def _runner(self, side: Side, name: str, options: BenchOptions, family: str) -> BackendRunner:
         """Return the runner of this backend and side."""
-        at = (side.name, name)
-        if at not in self._held:
-            label = "-".join(p for p in (side.name, name or "probe") if p)
-            folder = (self._place.node_dir or Path.cwd()).absolute() / "bench" / self._place.slot / label
+        key = (side.name, name)
+        if key not in self._runners:
+            label = "-".join(part for part in (side.name, name or "probe") if part)
+            folder = self._node_folder.absolute() / "bench" / self._place.slot / label
             folder.mkdir(parents=True, exist_ok=True)
-            sides = [asdict(side if name else replace(side, configs=None))]
-            raw = {**{k: v for k, v in self._raw.items() if k != "table"}, "sides": sides}
+            # the process gets its own side only; the probe none of the config sets, the table as a file (_variables)
+            runner_options = {**self._options, "sides": [asdict(side if name else replace(side, configs=None))]}
+            runner_options.pop("table", None)
             variables = {**_variables(name, folder, options, family, side, self._device), **side.variables}
-            self._held[at] = BackendRunner(side, name, folder, options, raw, variables)
-        return self._held[at]
+            self._runners[key] = BackendRunner(side, name, folder, options, runner_options, variables)
+        return self._runners[key]
 
 
 class ShapeBench:
@@ -139,8 +162,11 @@ class ShapeBench:
     A backend that cannot go on gets a row with the reason, and takes no further part.
     """
 
-    def __init__(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
-        self._spec, self._shape, self._options, self._emit = spec, shape, options, emit
+    def __init__(self, spec: Spec, shape: SpecShape, options: BenchOptions, emit: Emit) -> None:
+        self._spec = spec
+        self._shape = shape
+        self._options = options
+        self._emit = emit
         self._quiet_s = QUIET_SHARE * spec.watchdog_s
         self._prepared: dict[BackendRunner, Mapping[str, Any]] = {}
         """The answer of each backend to the preparation of the shape."""
@@ -150,9 +176,9 @@ class ShapeBench:
 
     def prepare(self, runner: BackendRunner) -> None:
         """Make the backend's inputs, and compare its result with float32."""
-        key, err_ratio = self._shape.key, self._spec.err_ratio
+        spec = self._spec
         try:
-            answer = runner.prepare(self._spec.family, key, err_ratio, self._quiet_s, self._emit.alive)
+            answer = runner.prepare(spec.family, self._shape.key, spec.err_ratio, self._quiet_s, self._emit.alive)
         except Refused as e:
             self._refuse(runner, e)
             return
@@ -164,7 +190,7 @@ class ShapeBench:
         options = self._options
         rng = random.Random(f"{options.seed} {self._shape.key} {options.first}")
         names = {runner: runner.name for runner in self._times_us}
-        for order in rounds(self._times_us, names, options.rule, rng):
+        for order in draw_rounds(self._times_us, names, options.rule, rng):
             for runner in order:
                 self._measure_once(runner)
         for runner in self._prepared:
@@ -176,18 +202,16 @@ class ShapeBench:
         except Refused as e:
             self._refuse(runner, e)
             return
-        us = float(answer["us"])
         times = self._times_us[runner]
-        times.append(us)
+        times.append(float(answer["us"]))
         facts = {**self._prepared[runner], **answer}
-        run = self._options.first + len(times)
-        row = _row(runner, self._options, facts, us, answer["spread"], answer["samples"], run=run)
+        row = _row(runner, self._options, facts, run=self._options.first + len(times))
         self._emit.row(self._shape.id, row)
 
     def _refuse(self, runner: BackendRunner, e: Refused) -> None:
         self._times_us.pop(runner, None)
-        facts = self._prepared.pop(runner, None)
-        row = _row(runner, self._options, facts, run=0, status=e.status, detail=str(e)[:1500])
+        facts = self._prepared.pop(runner, {})
+        row = _row(runner, self._options, facts, status=e.status, detail=str(e)[:MAX_DETAIL])
         self._refused.append(row)
         self._emit.row(self._shape.id, row)
 
@@ -202,8 +226,8 @@ class ShapeBench:
         detail = f"mean of {mean.used} of {mean.taken} runs"
         if mean.status != "ok":
             detail += f", {mean.status}"
-        facts = self._prepared[best]
-        row = _row(best, self._options, facts, mean.us, mean.spread, mean.taken, run=0, detail=detail)
+        facts = {**self._prepared[best], "us": mean.us, "spread": mean.spread, "samples": mean.taken}
+        row = _row(best, self._options, facts, detail=detail)
         self._emit.tuned(self._shape.id, row)
 
     def _report_failure(self) -> None:
@@ -215,68 +239,65 @@ class ShapeBench:
         else:
             reason = "unsupported"
         reasons = "; ".join(f"{row['libtype']}: {row['status']}: {row['detail']}" for row in self._refused)
-        self._emit.failed(self._shape.id, reason, f"no backend has a number: {reasons}"[:1500])
-
-
-def _given(side: Side) -> dict[str, Any]:
-    """Fields of a side that were requested: its image, its variables, and its config set in words."""
-    given: dict[str, Any] = {"variables": dict(side.variables), "image": side.image}
-    if side.configs is not None:
-        given["configs"] = json.loads(side.configs)["named"] if side.configs else "the tree's own"
-    return {name: value for name, value in given.items() if value}
+        self._emit.failed(self._shape.id, reason, f"no backend has a number: {reasons}"[:MAX_DETAIL])
 
 
 def _variables(
-    name: str, folder: Path, options: Options, family: str, side: Side, device: Mapping[str, Any]
+    name: str, folder: Path, options: BenchOptions, family: str, side: Side, device: Mapping[str, Any]
 ) -> dict[str, str]:
     """Environment variables of a backend's process: folders of its own, and the table in force."""
-    out = {"TRITON_CACHE_DIR": str(folder / "triton")} if name else {}
+    variables: dict[str, str] = {}
+    if name:
+        variables["TRITON_CACHE_DIR"] = str(folder / "triton")
     if not name.startswith("aiter"):
-        return out
+        return variables
     jit = folder / "jit"
     (jit / "build").mkdir(parents=True, exist_ok=True)
-    if not side.python and (package := imported_package()):
+    package = None if side.python else imported_package()
+    if package is not None:
         link_shipped_modules(jit, package)
-    out |= {"AITER_JIT_DIR": str(jit), **chip_variables(device), **inventory_switches()}
-    if name == "aiter":
-        out["AITER_LOG_TUNED_CONFIG"] = "1"  # the log says which row served a shape
-        if options.table and family in FAMILIES:
-            table = folder / FAMILIES[family].tuned_csv
-            table.write_text(options.table)
-            out[FAMILIES[family].env] = str(table)
-    return out
+    variables |= {"AITER_JIT_DIR": str(jit), **chip_variables(device), **inventory_switches()}
+    if name != "aiter":
+        return variables
+    variables["AITER_LOG_TUNED_CONFIG"] = "1"  # the log says which row served a shape
+    if options.table and family in FAMILIES:
+        table = folder / FAMILIES[family].tuned_csv
+        table.write_text(options.table)
+        variables[FAMILIES[family].env] = str(table)
+    return variables
 
 
 def _row(
-    who: BackendRunner,
-    options: Options,
-    of: Mapping[str, Any] | None,
-    us: float = -1.0,
-    spread: float = 0.0,
-    samples: int = 0,
+    runner: BackendRunner,
+    options: BenchOptions,
+    facts: Mapping[str, Any],
     *,
-    run: int,
+    run: int = 0,
     status: str = "ok",
     detail: str = "",
 ) -> Row:
-    """Row of one run, of a result, or of a backend without one; `of`: its answer to the preparation of the shape."""
-    of = of or {}
+    """Row of one run (numbered from 1), of a shape's result, or of a backend without a result (`run` is 0 for both).
+
+    `facts`: the backend's answers for the shape, those to `prepare` and `sample` (child.py) in one; {} if it has none.
+    """
+    us = float(facts.get("us", -1.0))
+    is_timed = us > 0
     return Row(
         kernelId=0,
         splitK=0,
         us=round(us, 4),
-        kernelName=str(of.get("kernel") or who.name)[:900],
-        libtype=who.name,
-        tflops=figure(float(of["flops"]) / us / 1e6) if us > 0 else 0.0,
-        bw=figure(float(of["bytes"]) / us / 1e3) if us > 0 else 0.0,
-        errRatio=min(1.0, float(of.get("err", 1.0))),
+        kernelName=str(facts.get("kernel") or runner.name)[:900],
+        libtype=runner.name,
+        tflops=figure(float(facts["flops"]) / us / 1e6) if is_timed else 0.0,
+        bw=figure(float(facts["bytes"]) / us / 1e3) if is_timed else 0.0,
+        errRatio=min(1.0, float(facts.get("err", 1.0))),
         status=status,
-        spread=round(spread, 4),
-        samples=samples,
+        spread=round(facts.get("spread", 0.0), 4),
+        samples=facts.get("samples", 0),
         detail=detail,
-        env=who.side.name,
-        op=str(of.get("op", "")),
+        env=runner.side.name,
+        op=str(facts.get("op", "")),
         timer=options.timed,
-        aiter_config=str(of.get("config", "")),
+        aiter_config=str(facts.get("config", "")),
         run=run,
     )

@@ -1,38 +1,49 @@
 """Runs AITER's operator on the rows of a tuned table, for `worker verify` of an AITER without --run_config.
 
-`python -m worker.bench.verify FAMILY TABLE`: prints a line a row as --run_config does, `(64, 512, 1024) | 5.10 | OK`,
-with `reason: ...` below if it is not OK. AITER's own lines on its lookups come before it. The environment names the
-tree and the table. A row whose operator faults costs its process alone.
+`python -m worker.bench.verify FAMILY TABLE` is started by worker/tuners/aiter/verify.py; the environment names the tree
+and the table. It prints a line a row as AITER's --run_config does, after AITER's own lines on its lookups:
+
+    (64, 512, 1024) | 5.10 | OK
+    (64, 512, 2048) | N/A | ERROR
+    reason: ...
+
+A row whose operator faults costs only its process.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 from worker.bench.runner import BackendRunner, Refused
-from worker.families import FAMILIES
-from worker.protocol.bench import HARMLESS, Options, Side
+from worker.families import FAMILIES, Family
+from worker.protocol.bench import HARMLESS, BenchOptions, Side
 from worker.tuners.aiter.session import BUILD_QUIET_S
 
 _STATUS = {"wrong": "MISMATCH", **dict.fromkeys(HARMLESS, "UNSUPPORTED")}
 
 
-def main(name: str, table: Path) -> None:
+def main(family_name: str, table: Path) -> None:
     """Print a line for each row."""
-    family, runner = FAMILIES[name], BackendRunner(Side(), "aiter", table.parent / "operator", Options(), {})
+    family = FAMILIES[family_name]
+    runner = BackendRunner(Side(), "aiter", table.parent / "operator", BenchOptions(), {})
     with closing(runner), table.open(newline="") as f:
         for row in csv.DictReader(f):
-            key = {c: row[c] for c in family.key_names if row.get(c)}
-            us, status, why = "N/A", "OK", ""
-            try:
-                runner.prepare(name, key, family.aiter.err_ratio, BUILD_QUIET_S, lambda: None)
-                us = f"{runner.sample(BUILD_QUIET_S, lambda: None)['us']:.2f}"
-            except Refused as e:
-                status, why = _STATUS.get(e.status, "ERROR"), f"\nreason: {' '.join(str(e).split())}"
-            print(f"({', '.join(key.values())}) | {us} | {status}{why}", flush=True)
+            key = {column: row[column] for column in family.key_names if row.get(column)}
+            print(f"({', '.join(key.values())}) | {_verdict(runner, family, key)}", flush=True)
+
+
+def _verdict(runner: BackendRunner, family: Family, key: Mapping[str, str]) -> str:
+    try:
+        runner.prepare(family.name, key, family.aiter.err_ratio, BUILD_QUIET_S, lambda: None)
+        answer = runner.sample(BUILD_QUIET_S, lambda: None)
+    except Refused as e:
+        reason = " ".join(str(e).split())
+        return f"N/A | {_STATUS.get(e.status, 'ERROR')}\nreason: {reason}"
+    return f"{answer['us']:.2f} | OK"
 
 
 if __name__ == "__main__":

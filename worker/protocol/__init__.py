@@ -3,6 +3,16 @@
 Standard library only. The controller imports this package; the worker imports nothing of the controller's.
 """
 
+from worker.protocol.candidates import (
+    MAX_VERDICTS,
+    MAX_WITHHELD,
+    BlocklistVerdict,
+    TableKernel,
+    Withheld,
+    identity,
+    is_wanted,
+    withheld_list,
+)
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
@@ -17,7 +27,7 @@ from worker.protocol.records import (
     ProtocolError,
     Row,
     checked_row,
-    evidence,
+    hardware_evidence,
     is_wrong,
     parse_record,
     record,
@@ -27,17 +37,9 @@ from worker.protocol.spec import (
     DEVICE_LOCK,
     DEVICE_SHARED,
     MAX_SPEC_BYTES,
-    MAX_VERDICTS,
-    MAX_WITHHELD,
-    BlocklistVerdict,
     NodeConfig,
     Spec,
     SpecShape,
-    TableKernel,
-    Withheld,
-    identity,
-    is_wanted,
-    withheld_list,
 )
 
 __all__ = [
@@ -72,7 +74,7 @@ __all__ = [
     "TableKernel",
     "Withheld",
     "checked_row",
-    "evidence",
+    "hardware_evidence",
     "identity",
     "is_wanted",
     "is_wrong",

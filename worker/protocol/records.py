@@ -1,6 +1,10 @@
-"""Records of a worker and their checks, the heartbeat of a node's stream, and the fields of a measured row.
+"""Records of a worker and their checks, the form of a node's stream, and the fields of a measured row.
 
-The worker's check and the columns of the ledger and of profile.csv are made from the table of fields.
+A record is a line of events/<slot>.jsonl: the agent makes it (`record`), `worker follow` streams it, the controller
+reads it (`parse_record`). RECORDS has the fields of each type. A row is the value `row` of a record; the worker's check
+of rows and the columns of the ledger and of profile.csv are made from the table FIELDS.
+
+    {"type": "row", "t": 1790000000.5, "attempt": "g0007-1", "shape": 12, "row": {"us": 12.5, "errRatio": 0.0, ...}}
 """
 
 from __future__ import annotations
@@ -30,19 +34,19 @@ def json_object(data: bytes, what: str) -> dict[str, Any]:
     return raw
 
 
-def some(faults: list[str], limit: int = 20) -> list[str]:
+def first_faults(faults: list[str], limit: int = 20) -> list[str]:
     """The first faults, and how many more there are."""
     return faults if len(faults) <= limit else [*faults[:limit], f"and {len(faults) - limit} more"]
 
 
 def type_faults(raw: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], required: Sequence[str]) -> list[str]:
-    """Unknown and missing fields, and those of another type."""
-    out = [f"unknown field {k!r}" for k in raw if k not in types]
-    out += [f"missing field {k!r}" for k in required if k not in raw]
+    """Unknown and missing fields, and those of another type; no field is a truth value."""
+    faults = [f"unknown field {name!r}" for name in raw if name not in types]
+    faults += [f"missing field {name!r}" for name in required if name not in raw]
     for name, legal in types.items():
         if name in raw and (not isinstance(raw[name], legal) or isinstance(raw[name], bool)):
-            out.append(f"{name} is {type(raw[name]).__name__}, not {legal[0].__name__}")
-    return out
+            faults.append(f"{name} is {type(raw[name]).__name__}, not {legal[0].__name__}")
+    return faults
 
 
 # Records: what a worker appends to events/<slot>.jsonl. Every record has `type` and `t` (epoch seconds).
@@ -73,7 +77,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
 }
 
-# Optional fields of a record. conditions: a reading of worker/device.py, taken before the first and after the last
+# Optional fields of a record. conditions: a reading of worker/conditions.py, taken before the first and after the last
 # shape of an attempt, and after a timed canary. For the end of a shape (see worker/protocol/spec.py):
 #   candidate      the winner's identity
 #   withheld       candidates that were left out because they faulted, in this attempt or earlier
@@ -109,7 +113,8 @@ def record(type_: str, t: float, **fields: Any) -> dict[str, Any]:
     optional = OPTIONAL.get(type_, ())
     if set(fields) - set(optional) != set(RECORDS[type_]):
         raise ProtocolError(f"{type_} takes {RECORDS[type_]}, not {tuple(fields)}")
-    return {"type": type_, "t": round(t, 6), **{k: v for k, v in fields.items() if v or k not in optional}}
+    held = {name: value for name, value in fields.items() if value or name not in optional}
+    return {"type": type_, "t": round(t, 6), **held}
 
 
 def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> d
     if not isinstance(t, (int, float)) or not 0 <= t <= 1e12:
         raise ProtocolError("record without a time")
     if not _FIELDS[raw["type"]] <= raw.keys():
-        missing = [f for f in RECORDS[raw["type"]] if f not in raw]
+        missing = [name for name in RECORDS[raw["type"]] if name not in raw]
         raise ProtocolError(f"{raw['type']} without {', '.join(missing)}")
     return raw
 
@@ -144,26 +149,28 @@ def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> d
 #                                           "waits": owner of the device that it waits for, if it does;
 #                                                    or path, owner and error of a lock that it cannot open}}}
 BEAT_S = 2.0
+"""Seconds between beats."""
 LOST_BEATS = 3
+"""A stream that misses so many beats is broken."""
 
 
-Row = dict[str, Any]  # a measured candidate by the names of FIELDS, without what is not known
+Row = dict[str, Any]
+"""A measured candidate by the names of FIELDS, without what is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a row.
-
-    `limit`: characters of a text at most. `column`: its column in the ledger; without one it is part of `extra` there.
-    `shown`: a column of profile.csv beyond those of AITER's tables.
-    """
+    """A value of a row."""
 
     name: str
     kind: type[int] | type[float] | type[str]
     meaning: str
     limit: int = 0
+    """Characters of a text at most."""
     column: str = ""
+    """Its column in the ledger; without one it is part of `extra` there."""
     shown: bool = False
+    """It is a column of profile.csv beyond those of AITER's tables."""
 
 
 FIELDS = (
@@ -221,42 +228,50 @@ def checked_row(raw: Any, err_limit: float) -> Row:
     """
     if not isinstance(raw, Mapping):
         raise ProtocolError("row is not a mapping")
-    out: Row = {}
+    row: Row = {}
     for name, value in raw.items():
         field = _BY_NAME.get(name)
-        if field is None or not _is(value, field.kind):
+        if field is None or not _is_of_kind(value, field.kind):
             raise ProtocolError(f"row field {name!r} holds {type(value).__name__}")
         if field.kind is str:
-            out[name] = value[: field.limit]
+            row[name] = value[: field.limit]
         elif -_HUGE < value < _HUGE:
-            out[name] = value
-    if out.get("status", "ok") == "ok" and "errRatio" in out and is_wrong(out["errRatio"], err_limit):
-        out["status"] = "wrong"
-    return out
+            row[name] = value
+    if row.get("status", "ok") == "ok" and "errRatio" in row and is_wrong(row["errRatio"], err_limit):
+        row["status"] = "wrong"
+    return row
 
 
-def _is(value: Any, kind: type) -> bool:
+def _is_of_kind(value: Any, kind: type) -> bool:
     if kind is int:
         return type(value) is int and abs(value) < 2**62
-    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 HOT_C = 100.0
 """A GPU is said to be hot from here on."""
 
 
-def evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def hardware_evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Evidence of a hardware fault from the readings before and after an attempt, or "":
     `uncorrectable hardware errors rose during the attempt: umc +2`.
 
     A counter that fell was reset, and does not count.
     """
-    then, now = (dict(reading.get("errors", {}).get("uncorrectable", {})) for reading in (before, after))
-    rises = {block: n - then.get(block, 0) for block, n in now.items() if n > then.get(block, 0)}
-    if not then or not rises or any(before.get(name) != after.get(name) for name in ("id", "pci")):
+    if any(before.get(name) != after.get(name) for name in ("id", "pci")):
+        return ""  # another GPU
+    counts_before = before.get("errors", {}).get("uncorrectable", {})
+    rises = {}
+    for block, count in after.get("errors", {}).get("uncorrectable", {}).items():
+        rise = count - counts_before.get(block, 0)
+        if rise > 0:
+            rises[block] = rise
+    if not counts_before or not rises:
         return ""
     total = rises.pop("total", 0)
-    listed = ", ".join(f"{block} +{n}" for block, n in sorted(rises.items())) or f"+{total}"
+    blocks = ", ".join(f"{block} +{rise}" for block, rise in sorted(rises.items())) or f"+{total}"
     age = float(before.get("age_s", 0.0))
     when = f" or the {age:.0f} s before it" if age >= 1.0 else ""
-    return f"uncorrectable hardware errors rose during the attempt{when}: {listed}"
+    return f"uncorrectable hardware errors rose during the attempt{when}: {blocks}"

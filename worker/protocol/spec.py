@@ -1,9 +1,13 @@
-"""The input of a worker: `node.json` on its node, and group specs, which hold the shapes of an attempt and the tuner's
-options. Also the candidates in specs (`only`, `refuted`, `confirmed`) and records (`withheld`).
+"""The input of a worker: `node.json` on its node (NodeConfig), and specs (Spec), the work of one attempt each.
 
-A candidate's identity is a list of strings that only the tuner understands. Equal lists are the same candidate in every
-process of an image. Across images, a candidate is the kernel of a table (TableKernel). `key` is the tuner's name for
-the shape, and as opaque as an identity.
+The controller writes both (`dumps`), the agent reads them (`loads`). A spec is a file in the node's inbox:
+
+    {"attempt": "g0007-1", "run": "r1", "epoch": 3, "kind": "group", "group": "g0007", "family": "a8w8",
+     "tuner": "aiter", "shapes": [{"id": 12, "key": {"M": 16, "N": 512, "K": 1024, "q_dtype_w": "torch.int8"}}],
+     "watchdog_s": 300, "grace_s": 5, "err_ratio": 0.05, "options": {}, "protocol": 1, ...}
+
+To add a field, add it here with its default; `loads` checks its JSON type by its annotation. candidates.py has the
+forms of `only`, `refuted` and `confirmed`.
 """
 
 from __future__ import annotations
@@ -11,131 +15,37 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any
 
+from worker.protocol.candidates import BlocklistVerdict, TableKernel, check_kernels, check_verdicts
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
-from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
-
-Identity = tuple[str, ...]
-
-MAX_WITHHELD = 64  # most withheld candidates that a record lists; `withheld_more` counts the others
-MAX_WITHHELD_BYTES = 40 * 1024
-MAX_VERDICTS = 256  # most entries of `refuted` and of `confirmed` in one spec
-MAX_WORDS, MAX_WORD = 64, 400  # limits of one identity or key: strings, and characters of each
-BAD_ENDS = ("fault", "hang", "oom", "error")
-SOURCES = ("attempt", "blocklist")
-_TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
-_WITHHELD_TYPES: dict[str, tuple[type, ...]] = {
-    "key": (list,),
-    "candidate": (list,),
-    "outcome": (str,),
-    "source": (str,),
-    "t": (int, float),
-    **dict.fromkeys(_TEXTS, (str,)),
-}
-
-
-class Withheld(TypedDict, total=False):
-    """A candidate that an attempt did not measure because it faulted there, or did so before."""
-
-    key: list[str]
-    candidate: list[str]
-    name: str  # name for display
-    outcome: str  # one of BAD_ENDS
-    detail: str
-    t: float  # time of the fault, epoch seconds
-    slot: str  # stable id of the GPU where it faulted, else node and slot
-    image: str
-    driver: str
-    source: str  # `attempt`: it faulted in this attempt. `blocklist`: before, and was left out.
-    # the fault was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it
-    confirmed: bool
-
-
-class TableKernel(NamedTuple):
-    """A kernel as the cells of a table name it, which may be of another image: its kernelId may mean another one."""
-
-    libtype: str
-    number: str
-    name: str
-    split: str  # splitK; `0` where the table has none
-
-
-def is_wanted(only: Sequence[TableKernel] | None, name: str, split: str | None = None) -> bool:
-    """True if `only` has a kernel of this name and splitK (None: any), or if it is None and every one is wanted."""
-    return only is None or any(k.name == name and split in (None, k.split) for k in only)
-
-
-class BlocklistVerdict(TypedDict, total=False):
-    """Evidence from other slots on an entry of a node's blocklist; `slot` and `t` are the entry's own."""
-
-    family: str
-    key: list[str]
-    candidate: list[str]
-    slot: str
-    t: float
-
-
-def identity(raw: Any, what: str = "candidate") -> Identity:
-    """A list of strings as an identity. Raises ProtocolError."""
-    if not isinstance(raw, (list, tuple)) or not 0 < len(raw) <= MAX_WORDS:
-        raise ProtocolError(f"{what} is not a list of 1 to {MAX_WORDS} strings")
-    if not all(isinstance(word, str) and len(word) <= MAX_WORD for word in raw):
-        raise ProtocolError(f"{what} holds more than strings of at most {MAX_WORD} characters")
-    return tuple(raw)
-
-
-def withheld_entry(raw: Any) -> Withheld:
-    """One entry with all its fields, long texts cut. Raises ProtocolError."""
-    if not isinstance(raw, Mapping):
-        raise ProtocolError("a withheld candidate is not a mapping")
-    given = {name: raw[name] for name in _WITHHELD_TYPES if name in raw}
-    if faults := type_faults(given, _WITHHELD_TYPES, ("key", "candidate")):
-        raise ProtocolError(f"a withheld candidate: {faults[0]}")
-    outcome, source, t = given.get("outcome", "fault"), given.get("source", "attempt"), given.get("t", 0.0)
-    if outcome not in BAD_ENDS or source not in SOURCES or not 0 <= t <= 1e12:
-        raise ProtocolError(f"a withheld candidate with outcome {outcome!r}, source {source!r}, time {t!r}")
-    out: dict[str, Any] = {n: list(identity(given[n], f"{n} of a withheld candidate")) for n in ("key", "candidate")}
-    out |= {name: given.get(name, "")[:most] for name, most in _TEXTS.items()}
-    out |= {"outcome": outcome, "source": source, "t": round(float(t), 3), "confirmed": raw.get("confirmed") is True}
-    return cast(Withheld, out)
-
-
-def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
-    """The entries that a record can hold, each candidate once, and how many more there are. Raises ProtocolError."""
-    if not isinstance(raw, (list, tuple)):
-        raise ProtocolError("withheld is not a list")
-    if type(more) is not int or not 0 <= more < 2**31:
-        raise ProtocolError("withheld_more is not a number")
-    known: dict[Identity, Withheld] = {}
-    for entry in map(withheld_entry, raw):
-        known.setdefault(tuple(entry["candidate"]), entry)
-    kept: list[Withheld] = []
-    size = 0
-    for entry in known.values():
-        size += len(json.dumps(entry))
-        if len(kept) == MAX_WITHHELD or size > MAX_WITHHELD_BYTES:
-            break
-        kept.append(entry)
-    return kept, more + len(known) - len(kept)
-
-
-_VERDICT_TYPES: dict[str, tuple[type, ...]] = {
-    "family": (str,),
-    "key": (list,),
-    "candidate": (list,),
-    "slot": (str,),
-    "t": (int, float),
-}
-
+from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, first_faults, json_object, type_faults
 
 MAX_SPEC_BYTES = 8 * 1024 * 1024
-CPUS = "GEMMFLEET_CPUS"  # a slot's variable: its cores as the kernel lists them, such as 0-63,128-191
-
-# a slot's variable: the name of the lock that its worker holds while it lives, so that no other run measures there
+MAX_NAME = 200
+"""Characters of the names of a run, a group, a family or a tuner."""
+CPUS = "GEMMFLEET_CPUS"
+"""A slot's variable: its cores as the kernel lists them, such as 0-63,128-191."""
 DEVICE_LOCK = "GEMMFLEET_DEVICE_LOCK"
-# a slot's variable: if it is set, the worker does not wait for a device that another run has locked
+"""A slot's variable: the name of the lock that its worker holds while it lives, so that no other run measures there."""
 DEVICE_SHARED = "GEMMFLEET_DEVICE_SHARED"
+"""A slot's variable: if it is set, the worker does not wait for a device that another run has locked."""
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "dict": (dict,),
+    "Mapping": (dict,),
+    "list": (list,),
+    "tuple": (list,),
+}
+"""The types of a JSON value by the beginning of a field's annotation."""
+
+
+def _json_types(cls: type) -> dict[str, tuple[type, ...]]:
+    """The JSON types of the fields of a dataclass of this module; its annotations are texts."""
+    return {f.name: _JSON_TYPES[str(f.type).partition("[")[0]] for f in fields(cls)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,28 +68,32 @@ class Spec:
     family: str = ""
     tuner: str = ""
     shapes: tuple[SpecShape, ...] = ()
-    watchdog_s: float = 300.0  # the attempt hangs if there is no sign of progress for this long
-    grace_s: float = 5.0  # seconds from SIGINT to SIGKILL
+    watchdog_s: float = 300.0
+    """The attempt hangs if there is no sign of progress for this long."""
+    grace_s: float = 5.0
+    """Seconds from SIGINT to SIGKILL."""
     err_ratio: float = 0.05
-    options: dict[str, Any] = field(default_factory=dict)  # the tuner's own options
+    """The largest share of wrong elements of a winner."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The tuner's own options."""
     protocol: int = PROTOCOL
-    # For a recheck: shape id (as text) -> the only kernels to measure, each a TableKernel as a mapping. For shapes that
-    # are absent, all kernels are measured. A tuner that cannot choose measures all.
     only: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
-    # entries of this node's blocklist whose candidates ran elsewhere: the worker removes them
+    """For a recheck: shape id (as text) -> the only kernels to measure, each a TableKernel as a mapping. For shapes
+    that are absent, all kernels are measured. A tuner that cannot choose measures all."""
     refuted: list[BlocklistVerdict] = field(default_factory=list)
-    # entries of this node's blocklist whose candidates faulted on a second slot too
+    """Entries of this node's blocklist whose candidates ran elsewhere: the worker removes them."""
     confirmed: list[BlocklistVerdict] = field(default_factory=list)
+    """Entries of this node's blocklist whose candidates faulted on a second slot too."""
 
     def dumps(self) -> bytes:
         """The spec as one line."""
-        raw = {f.name: getattr(self, f.name) for f in fields(self)}
-        return json.dumps(raw, separators=(",", ":"), default=_fields).encode()
+        # `asdict` would copy deeply, which takes longer than all the rest
+        return json.dumps(_field_values(self), separators=(",", ":"), default=_field_values).encode()
 
     def only_of(self, shape: int) -> list[TableKernel] | None:
         """The only kernels to be measured of a shape; None: every one."""
-        found = self.only.get(str(shape))
-        return None if found is None else [TableKernel(**k) for k in found]
+        kernels = self.only.get(str(shape))
+        return None if kernels is None else [TableKernel(**kernel) for kernel in kernels]
 
     @classmethod
     def loads(cls, data: bytes) -> Spec:
@@ -187,101 +101,65 @@ class Spec:
         if len(data) > MAX_SPEC_BYTES:
             raise ProtocolError(f"spec of {len(data)} bytes is larger than {MAX_SPEC_BYTES}")
         raw = json_object(data, "spec")
-        faults = _faults(raw)
+        faults = _spec_faults(raw)
         if faults:
-            raise ProtocolError("bad spec: " + "; ".join(some(faults)))
-        _check_candidates(raw)
-        shapes = tuple(SpecShape(s["id"], dict(s["key"])) for s in raw.get("shapes", ()))
+            raise ProtocolError("bad spec: " + "; ".join(first_faults(faults)))
+        shapes = tuple(SpecShape(shape["id"], dict(shape["key"])) for shape in raw.get("shapes", ()))
+        check_kernels(raw.get("only", {}), {str(shape.id) for shape in shapes})
+        check_verdicts("refuted", raw.get("refuted", ()))
+        check_verdicts("confirmed", raw.get("confirmed", ()))
         return cls(**{**raw, "shapes": shapes})
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """Fields of a shape or a verdict; `asdict` would copy them deeply, which takes longer than all the rest."""
+def _field_values(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-_SPEC_TYPES: dict[str, tuple[type, ...]] = {
-    "attempt": (str,),
-    "run": (str,),
-    "epoch": (int,),
-    "kind": (str,),
-    "group": (str,),
-    "family": (str,),
-    "tuner": (str,),
-    "shapes": (list,),
-    "watchdog_s": (int, float),
-    "grace_s": (int, float),
-    "err_ratio": (int, float),
-    "options": (dict,),
-    "protocol": (int,),
-    "only": (dict,),
-    "refuted": (list,),
-    "confirmed": (list,),
-}
+_SPEC_TYPES = _json_types(Spec)
 
 
-def _faults(raw: Mapping[str, Any]) -> list[str]:
-    out = type_faults(raw, _SPEC_TYPES, ("attempt", "run", "epoch", "protocol"))
-    if out:
-        return out
-    out += _protocol_faults(raw)
-    out += [
-        f"{k} is longer than 200 characters" for k in ("run", "group", "family", "tuner") if len(raw.get(k, "")) > 200
-    ]
+def _spec_faults(raw: Mapping[str, Any]) -> list[str]:
+    faults = type_faults(raw, _SPEC_TYPES, ("attempt", "run", "epoch", "protocol"))
+    if faults:
+        return faults
+    faults += _protocol_faults(raw)
+    for name in ("run", "group", "family", "tuner"):
+        if len(raw.get(name, "")) > MAX_NAME:
+            faults.append(f"{name} is longer than {MAX_NAME} characters")
     if raw["epoch"] < 0:
-        out.append("epoch is negative")
+        faults.append("epoch is negative")
     if not 0 <= raw.get("err_ratio", 0) <= 1:
-        out.append("err_ratio must be between 0 and 1")
+        faults.append("err_ratio must be between 0 and 1")
     if not ATTEMPT_RE.match(raw["attempt"]):
-        out.append("attempt is not a plain name")
+        faults.append("attempt is not a plain name")
     kind = raw.get("kind", "group")
     if kind not in ("group", "canary"):
-        out.append(f"kind {kind!r} is neither group nor canary")
+        faults.append(f"kind {kind!r} is neither group nor canary")
     if kind == "group" and not raw.get("shapes"):
-        out.append("a group without shapes")
-    out += _time_faults(raw, "watchdog_s", "grace_s")
+        faults.append("a group without shapes")
+    faults += _time_faults(raw, "watchdog_s", "grace_s")
+    return faults + _shape_faults(raw.get("shapes", ()))
+
+
+def _shape_faults(shapes: Sequence[Any]) -> list[str]:
+    faults: list[str] = []
     ids: set[int] = set()
-    for i, s in enumerate(raw.get("shapes", ())):
-        if (
-            not isinstance(s, dict)
-            or set(s) != {"id", "key"}
-            or type(s["id"]) is not int
-            or not isinstance(s["key"], dict)
-        ):
-            out.append(f"shapes[{i}] is not {{id, key}}")
-        elif not all(type(v) in (int, str) for v in s["key"].values()):
-            out.append(f"shapes[{i}].key holds more than numbers and text")
-        elif s["id"] in ids:
-            out.append(f"shapes[{i}] repeats id {s['id']}")
+    for i, shape in enumerate(shapes):
+        if not _is_shape(shape):
+            faults.append(f"shapes[{i}] is not {{id, key}}")
+        elif not all(type(value) in (int, str) for value in shape["key"].values()):
+            faults.append(f"shapes[{i}].key holds more than numbers and text")
+        elif shape["id"] in ids:
+            faults.append(f"shapes[{i}] repeats id {shape['id']}")
         else:
-            ids.add(s["id"])
-    return out
+            ids.add(shape["id"])
+    return faults
 
 
-def _check_candidates(raw: Mapping[str, Any]) -> None:
-    """Raises ProtocolError if `only`, `refuted` or `confirmed` hold anything but candidates."""
-    ids = {str(s["id"]) for s in raw.get("shapes", ())}
-    for shape, kernels in raw.get("only", {}).items():
-        what = f"only[{shape!r}]"
-        if shape not in ids:
-            raise ProtocolError(f"{what} is not a shape of the spec")
-        if not isinstance(kernels, list) or not kernels:
-            raise ProtocolError(f"{what} is not a list of kernels")
-        for kernel in kernels:
-            if not isinstance(kernel, Mapping) or set(kernel) != set(TableKernel._fields):
-                raise ProtocolError(f"{what} has a kernel that is not {{{', '.join(TableKernel._fields)}}}")
-            identity(tuple(kernel.values()), f"a kernel of {what}")
-    for name in ("refuted", "confirmed"):
-        entries = raw.get(name, ())
-        if len(entries) > MAX_VERDICTS:
-            raise ProtocolError(f"{name} has more than {MAX_VERDICTS} entries")
-        for i, entry in enumerate(entries):
-            if not isinstance(entry, Mapping):
-                raise ProtocolError(f"{name}[{i}] is not a mapping")
-            if faults := type_faults(entry, _VERDICT_TYPES, ("family", "key", "candidate")):
-                raise ProtocolError(f"{name}[{i}]: {faults[0]}")
-            for field_ in ("key", "candidate"):
-                identity(entry[field_], f"{name}[{i}].{field_}")
+def _is_shape(raw: Any) -> bool:
+    if not isinstance(raw, dict) or set(raw) != {"id", "key"}:
+        return False
+    return type(raw["id"]) is int and isinstance(raw["key"], dict)
 
 
 def _protocol_faults(raw: Mapping[str, Any]) -> list[str]:
@@ -290,8 +168,8 @@ def _protocol_faults(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _time_faults(raw: Mapping[str, Any], *names: str) -> list[str]:
-    wrong = (n for n in names if not 0 < raw.get(n, 1) <= MAX_SECONDS)  # NaN fails as well
-    return [f"{n} must be positive and at most {MAX_SECONDS:.0f}" for n in wrong]
+    bad = [name for name in names if not 0 < raw.get(name, 1) <= MAX_SECONDS]  # NaN fails as well
+    return [f"{name} must be positive and at most {MAX_SECONDS:.0f}" for name in bad]
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +179,14 @@ class NodeConfig:
     run: str
     node: str
     tuner: str
-    options: dict[str, Any] = field(default_factory=dict)  # the tuner's options on this node; a spec's own come on top
-    # the node's slots and the environment of each one's tuner
+    options: dict[str, Any] = field(default_factory=dict)
+    """The tuner's options on this node; a spec's own come on top."""
     slots: dict[str, dict[str, str]] = field(default_factory=lambda: {"0": {}})
-    idle_exit_s: float = 600.0  # a worker exits after this long without a spec; 0: never
-    start_timeout_s: float = 300.0  # seconds from the spawn of a tuner's process to its ready
+    """The node's slots, and the environment variables of each one's tuner."""
+    idle_exit_s: float = 600.0
+    """A worker exits after this long without a spec; 0: never."""
+    start_timeout_s: float = 300.0
+    """Seconds from the spawn of a tuner's process to its message `ready`."""
     canary_timeout_s: float = 120.0
     protocol: int = PROTOCOL
 
@@ -318,37 +199,27 @@ class NodeConfig:
         raw = json_object(data, "node.json")
         faults = _config_faults(raw)
         if faults:
-            raise ProtocolError("bad node.json: " + "; ".join(some(faults)))
+            raise ProtocolError("bad node.json: " + "; ".join(first_faults(faults)))
         return cls(**raw)
 
 
-_CONFIG_TYPES: dict[str, tuple[type, ...]] = {
-    "run": (str,),
-    "node": (str,),
-    "tuner": (str,),
-    "options": (dict,),
-    "slots": (dict,),
-    "idle_exit_s": (int, float),
-    "start_timeout_s": (int, float),
-    "canary_timeout_s": (int, float),
-    "protocol": (int,),
-}
+_CONFIG_TYPES = _json_types(NodeConfig)
 
 
 def _config_faults(raw: Mapping[str, Any]) -> list[str]:
-    out = type_faults(raw, _CONFIG_TYPES, ("run", "node", "tuner", "protocol"))
-    if out:
-        return out
-    out += _protocol_faults(raw)
+    faults = type_faults(raw, _CONFIG_TYPES, ("run", "node", "tuner", "protocol"))
+    if faults:
+        return faults
+    faults += _protocol_faults(raw)
     if not 0 <= raw.get("idle_exit_s", 0) <= MAX_SECONDS:
-        out.append(f"idle_exit_s must be 0 to {MAX_SECONDS:.0f}")
-    out += _time_faults(raw, "start_timeout_s", "canary_timeout_s")
+        faults.append(f"idle_exit_s must be 0 to {MAX_SECONDS:.0f}")
+    faults += _time_faults(raw, "start_timeout_s", "canary_timeout_s")
     for slot, env in raw.get("slots", {"0": {}}).items():
         if not SLOT_RE.match(slot):
-            out.append(f"slot {slot!r} is not a number of up to four digits")
-        if not isinstance(env, dict) or not all(_is_variable(k, v) for k, v in env.items()):
-            out.append(f"slots[{slot!r}] is not a mapping of environment variables")
-    return out
+            faults.append(f"slot {slot!r} is not a number of up to four digits")
+        if not isinstance(env, dict) or not all(_is_variable(name, value) for name, value in env.items()):
+            faults.append(f"slots[{slot!r}] is not a mapping of environment variables")
+    return faults
 
 
 def _is_variable(name: str, value: Any) -> bool:

@@ -26,13 +26,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from worker.protocol import Row, Spec, Withheld
 
-ALIVE_EVERY_S = 0.2  # seconds; signs of progress closer together than this are dropped
+ALIVE_EVERY_S = 0.2
+"""Signs of progress closer together than this are dropped."""
 
 
 class TunerFault(Exception):
     """A process that the tuner started has ended badly. `outcome`: fault, hang, oom or error.
 
-    The shape in flight is charged with it, so let it be in flight (`Emit.parked` those that are measured).
+    The shape in flight is charged with it: `Emit.parked` those that are measured, and have the one to blame in flight.
     """
 
     def __init__(self, outcome: str, detail: str) -> None:
@@ -69,14 +70,14 @@ class Emit:
     ) -> None:
         """Report the shape's winner: the tuner is done with the shape.
 
-        `candidate`: the winner's identity. `withheld`: candidates that were left out because they faulted, which makes
-        the attempt incomplete (worker/protocol/spec.py).
+        `candidate`: the winner's identity. `withheld`: candidates that were not measured because they faulted, which
+        makes the attempt incomplete (worker/protocol/candidates.py).
         """
-        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, withheld))
+        self._say("shape_tuned", shape=shape_id, row=row, **_candidate_fields(candidate, withheld))
 
     def failed(self, shape_id: int, reason: str, detail: str, *, withheld: Sequence[Withheld] = ()) -> None:
         """Report that the shape has no winner; `reason` is one of SHAPE_VERDICTS."""
-        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_of_candidates(None, withheld))
+        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_candidate_fields(None, withheld))
 
     def alive(self) -> None:
         """Report progress without a record, so that the watchdog stays quiet."""
@@ -88,11 +89,14 @@ class Emit:
         self._send({"type": type_, **fields})
 
 
-def _of_candidates(candidate: Sequence[str] | None, withheld: Sequence[Withheld]) -> dict[str, Any]:
-    out: dict[str, Any] = {} if candidate is None else {"candidate": list(candidate)}
+def _candidate_fields(candidate: Sequence[str] | None, withheld: Sequence[Withheld]) -> dict[str, Any]:
+    """The optional fields of a shape's end."""
+    fields: dict[str, Any] = {}
+    if candidate is not None:
+        fields["candidate"] = list(candidate)
     if withheld:
-        out["withheld"] = list(withheld)
-    return out
+        fields["withheld"] = list(withheld)
+    return fields
 
 
 class Tuner(Protocol):

@@ -1,4 +1,7 @@
-"""Registry entry of the tuner `bench`: backends side by side instead of candidates (worker/bench)."""
+"""Registry entry of the tuner `bench`: backends side by side instead of candidates (worker/bench).
+
+The module is here, not in worker/bench, because the registry looks for built-in tuners in this package.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from worker.tuners.catalog import TunerSpec
 
 
 def _factor(options: Mapping[str, Any]) -> float:
-    backends = len(options.get("backends") or ()) or 2  # where none is named, two of AITER's are likely
-    return float(backends * max(1, len(options.get("sides") or ())))
+    backends = len(options.get("backends") or ()) or 2  # if none is named, two of AITER's are likely
+    sides = max(1, len(options.get("sides") or ()))
+    return float(backends * sides)
 
 
 SPEC = TunerSpec(

@@ -5,6 +5,11 @@ the same look-up works without pip, because the controller ships the package and
 code (`TunerSpec.worker_package`).
 
 A spec is cheap to import: no torch, no triton, no numpy. Standard library only.
+
+To add a tuner, write `NAME.py` here (or `NAME/spec.py` and the modules that it needs) with a SPEC and a class after
+worker/tuners/base.py, its chapter in docs/reference/tuners.md, and its tests. If it has kernels of its own, name the
+beginning of their names in worker/families.py, so that no table of AITER's ever gets one. replay.py is the shortest
+example. Its rates, once they are measured, go into orchestrator/planning/rates.py.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from worker.registry import Registry
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
 
-GROUP = "gemmfleet.tuners"  # the group of entry points
+GROUP = "gemmfleet.tuners"
+"""The group of entry points."""
 
 
 class TunerNotFoundError(LookupError):
@@ -29,14 +35,18 @@ class TunerNotFoundError(LookupError):
 
 
 class CostGuess(NamedTuple):
-    """Seconds where nothing was measured yet: set-up of a group; a shape; an operation; a weight element; from the
-    command to the first group."""
+    """Seconds, if nothing was measured yet (orchestrator/planning/cost.py has the formula)."""
 
     setup_s: float
+    """Of a group."""
     shape_s: float
+    """Of a shape,"""
     flop_s: float
+    """of each of its operations,"""
     weight_s: float
+    """and of each element of its weights."""
     start_s: float
+    """From the command to the first group."""
 
 
 class Flag(NamedTuple):
@@ -54,10 +64,10 @@ class Flag(NamedTuple):
     metavar: str | None = None
 
 
-# the flag of tuners that rank their leaders
 AGAIN = Flag(
     "again", "--again", int, "Rank again, up to N times, where the winner leads by less than 3 standard errors.", 0, "N"
 )
+"""The flag of tuners that rank their leaders."""
 
 
 def _no_check(options: Mapping[str, Any]) -> None:
@@ -134,9 +144,14 @@ def built_in() -> tuple[str, ...]:
     return _TUNERS.built_in()
 
 
+def built_in_for_tune() -> tuple[str, ...]:
+    """Names of the built-in tuners that have no command of their own."""
+    return tuple(name for name in built_in() if not find_tuner(name).own_command)
+
+
 def names() -> tuple[str, ...]:
     """Names that `--tuner` takes: built-in ones, then those of installed packages (which are not imported)."""
-    return (*(n for n in built_in() if not find_tuner(n).own_command), *_TUNERS.from_packages())
+    return (*built_in_for_tune(), *_TUNERS.from_packages())
 
 
 @cache

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 Key = Mapping[str, int | str]
 SLICE_S = 0.1
+"""Seconds between signs of life."""
 _CANARY_N = 12
+_MOST_FLOPS_PER_US = 500e6
+"""Made-up kernels are no faster than 500 TFLOPS,"""
+_LEAST_US = 2.0
+"""nor than this."""
 _KINDS: dict[str, type[float] | type[int] | type[str]] = {
     "us": float,
     "errRatio": float,
@@ -42,7 +47,7 @@ _KINDS: dict[str, type[float] | type[int] | type[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplayOptions:
     """Options of a replay; see the module's docstring."""
 
     recording: str = "synthetic"
@@ -53,12 +58,12 @@ class Options:
     cu_num: int = 0
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Options:
-        """Raises ValueError naming every option that there is not."""
-        known = [f.name for f in fields(cls)]
-        for name in raw.keys() - known:
-            near, there = did_you_mean(name, known), ", ".join(known)
-            raise ValueError(f"bad options for the tuner replay: unknown option {name!r}{near} (there are {there})")
+    def parse(cls, raw: Mapping[str, Any]) -> ReplayOptions:
+        """Raises ValueError for an unknown option."""
+        legal = [f.name for f in fields(cls)]
+        for name in raw.keys() - legal:
+            unknown = f"unknown option {name!r}{did_you_mean(name, legal)} (there are {', '.join(legal)})"
+            raise ValueError(f"bad options for the tuner replay: {unknown}")
         return cls(**raw)
 
 
@@ -68,10 +73,13 @@ def recorded(path: Path) -> Callable[[Key], list[Row]]:
         rows = list(csv.DictReader(f))
 
     def candidates(key: Key) -> list[Row]:
-        mine = [r for r in rows if all(r[c] == str(v) for c, v in key.items() if c in r)]
-        return [_row(r) for r in mine]
+        return [_row(raw) for raw in rows if _agrees(raw, key)]
 
     return candidates
+
+
+def _agrees(raw: Mapping[str, str], key: Key) -> bool:
+    return all(raw[column] == str(value) for column, value in key.items() if column in raw)
 
 
 def _row(raw: Mapping[str, str]) -> Row:
@@ -85,20 +93,22 @@ def synthetic(count: int) -> Callable[[Key], list[Row]]:
     def candidates(key: Key) -> list[Row]:
         from worker.families import SYNTHETIC
 
-        text, ops = json.dumps(key, sort_keys=True).encode(), flops(key)
-        out: list[Row] = []
+        text = json.dumps(key, sort_keys=True).encode()
+        operations = flops(key)
+        rows: list[Row] = []
         for i in range(count):
-            draw = hashlib.blake2b(text, digest_size=8, salt=b"%d" % i).digest()
-            a, b = int.from_bytes(draw[:4], "big") / 2**32, int.from_bytes(draw[4:], "big") / 2**32
+            digest = hashlib.blake2b(text, digest_size=8, salt=b"%d" % i).digest()
+            slowness = int.from_bytes(digest[:4], "big") / 2**32
+            error = int.from_bytes(digest[4:], "big") / 2**32
             row: Row = {"kernelId": i, "splitK": 0, "kernelName": f"{SYNTHETIC}{i:02d}", "libtype": "replay"}
             if i and i == count - 1:
                 row |= {"us": -1.0, "status": "unsupported", "detail": "made up"}
             else:
-                us = round(max(2.0, ops / 500e6) * (1 + a), 4)  # no faster than 500 TFLOPS or 2 us
-                row |= {"us": us, "status": "ok", "errRatio": round(b / 100, 4), "spread": round(b / 50, 4)}
-                row |= {"samples": 101, "tflops": round(ops / us / 1e6, 2)}
-            out.append(row)
-        return out
+                us = round(max(_LEAST_US, operations / _MOST_FLOPS_PER_US) * (1 + slowness), 4)
+                row |= {"us": us, "status": "ok", "errRatio": round(error / 100, 4), "spread": round(error / 50, 4)}
+                row |= {"samples": 101, "tflops": round(operations / us / 1e6, 2)}
+            rows.append(row)
+        return rows
 
     return candidates
 
@@ -117,19 +127,19 @@ class ReplayTuner:
     def __init__(self) -> None:
         from worker.tuners.base import Place
 
-        self._raw: Mapping[str, Any] = {}
+        self._node_options: Mapping[str, Any] = {}
         self.place = Place()
-        self.options = Options()
+        self.options = ReplayOptions()
         self.candidates: Callable[[Key], list[Row]] = synthetic(4)
 
-    def parse(self, raw: Mapping[str, Any]) -> Options:
+    def parse(self, raw: Mapping[str, Any]) -> ReplayOptions:
         """Options of the node or a spec. Raises ValueError."""
-        return Options.parse(raw)
+        return ReplayOptions.parse(raw)
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
-        self._raw = options.get("replay", options)
+        self._node_options = options.get("replay", options)
         self.place = place
-        self.options = self.parse(self._raw)
+        self.options = self.parse(self._node_options)
 
     def open(self) -> dict[str, Any]:
         from worker.device import identify
@@ -137,9 +147,12 @@ class ReplayTuner:
         time.sleep(self.options.start_seconds)
         self._load(self.options)
         here = identify()
-        gfx, cu_num = self.options.gfx or here["gfx"], self.options.cu_num or int(here["cu_num"] or 1)
-        device = f"replay of {self.options.recording}"
-        return {"gfx": gfx, "cu_num": cu_num, "device": device, "versions": {"replay": "1"}}
+        return {
+            "gfx": self.options.gfx or here["gfx"],
+            "cu_num": self.options.cu_num or int(here["cu_num"] or 1),
+            "device": f"replay of {self.options.recording}",
+            "versions": {"replay": "1"},
+        }
 
     def canary(self) -> tuple[bool, float, str]:
         """A small product of whole numbers with a known sum, really computed."""
@@ -157,7 +170,7 @@ class ReplayTuner:
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         options = self.options
         if "replay" in spec.options:
-            options = self.parse({**self._raw, **spec.options["replay"]})
+            options = self.parse({**self._node_options, **spec.options["replay"]})
             self._load(options)
         began = time.perf_counter()
         for shape in spec.shapes:
@@ -165,21 +178,27 @@ class ReplayTuner:
             self.tune_shape(spec, shape, options, emit)
         return {"measure": time.perf_counter() - began}
 
-    def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+    def tune_shape(self, spec: Spec, shape: SpecShape, options: ReplayOptions, emit: Emit) -> None:
         """Rows and verdict of a shape that is started."""
         from worker.protocol import is_wanted
 
-        candidates, only = self.candidates(shape.key), spec.only_of(shape.id)
-        chosen = [c for c in candidates if is_wanted(only, *identity(c)[::2])]
-        rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in chosen]
+        candidates = self.candidates(shape.key)
+        only = spec.only_of(shape.id)
+        rows = []
+        for candidate in candidates:
+            name, _, split = identity(candidate)
+            if is_wanted(only, name, split):
+                rows.append(measure(candidate, len(candidates), shape, spec.err_ratio, options, emit))
         conclude(shape, rows, len(candidates), emit)
 
-    def _load(self, options: Options) -> None:
-        made_up = options.recording == "synthetic"
-        self.candidates = synthetic(options.candidates) if made_up else recorded(Path(options.recording))
+    def _load(self, options: ReplayOptions) -> None:
+        if options.recording == "synthetic":
+            self.candidates = synthetic(options.candidates)
+        else:
+            self.candidates = recorded(Path(options.recording))
 
 
-def measure(row: Row, count: int, shape: SpecShape, err_ratio: float, options: Options, emit: Emit) -> Row:
+def measure(row: Row, count: int, shape: SpecShape, err_ratio: float, options: ReplayOptions, emit: Emit) -> Row:
     """Let a candidate's time pass and emit its row. `count`: candidates of the shape."""
     from worker.protocol import is_wrong
 
@@ -192,8 +211,8 @@ def measure(row: Row, count: int, shape: SpecShape, err_ratio: float, options: O
 
 def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **evidence: Any) -> None:
     """Emit the verdict on a shape by the rows of its `count` candidates."""
-    best = min((r for r in rows if r["status"] == "ok"), key=lambda r: r["us"], default=None)
-    wrong = sum(r["status"] == "wrong" for r in rows)
+    best = min((row for row in rows if row["status"] == "ok"), key=lambda row: row["us"], default=None)
+    wrong = len([row for row in rows if row["status"] == "wrong"])
     if best is not None:
         emit.tuned(shape.id, best, candidate=identity(best), **evidence)
     elif not count:
@@ -212,14 +231,17 @@ def identity(row: Row) -> tuple[str, ...]:
 def pause(seconds: float, emit: Emit) -> None:
     """Wait this many seconds, and give signs of life."""
     until = time.monotonic() + seconds
-    while seconds > 0 and (left := until - time.monotonic()) > 0:
-        time.sleep(min(SLICE_S, left))
+    while seconds > 0:
+        remaining = until - time.monotonic()
+        if remaining <= 0:
+            return
+        time.sleep(min(SLICE_S, remaining))
         emit.alive()
 
 
 SPEC = TunerSpec(
     name="replay",
     tuner_class="worker.tuners.replay:ReplayTuner",
-    parse_options=Options.parse,
+    parse_options=ReplayOptions.parse,
     cost_guess=CostGuess(0.001, 0.01, 0.0, 0.0, 1.0),
 )

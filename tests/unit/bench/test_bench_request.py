@@ -23,18 +23,21 @@ from tests.support.config_tree import tree, values
 from tests.support.ledger_kit import A8W8, DEVICE, Run, row
 from worker.families import BATCHED
 from worker.protocol import record
-from worker.protocol.bench import Options, Side, backends
+from worker.protocol.bench import BenchOptions, Side, parse_backends
 from worker.triton_configs.resolve import CONFIGS
 
 NAME = "gfx950-BATCHED_GEMM-A16W16"
 
 
 def test_backends_by_name_and_alias() -> None:
-    assert (backends("gluon,torch,torch"), backends(["aiter-batched"])) == (("aiter-gluon", "torch"), BATCHED)
+    assert (parse_backends("gluon,torch,torch"), parse_backends(["aiter-batched"])) == (
+        ("aiter-gluon", "torch"),
+        BATCHED,
+    )
     with pytest.raises(ValueError, match=r"unknown option 'pace'.*; runs is 0, not a whole number from 1 to 20"):
-        Options.parse({"pace": 1, "runs": 0})
+        BenchOptions.parse({"pace": 1, "runs": 0})
     with pytest.raises(ValueError, match=r"sides is .*not a list of \{name, python, image, variables, configs\}"):
-        Options.parse({"sides": [{"name": "a"}, "b"]})
+        BenchOptions.parse({"sides": [{"name": "a"}, "b"]})
 
 
 def test_a_table_is_sent_whole_and_recorded_by_its_hash(tmp_path: Path) -> None:
@@ -65,7 +68,9 @@ def test_switches_follow_the_interpreter_or_image_and_reach_the_workers(tmp_path
         Side("tot", "/t/python", variables={"TRITON_HIP_USE_ASYNC_COPY": "1", "X": ""}),
         Side("off", variables={"X": "a=b"}),
     ]
-    assert list(Options.parse(request.tuner_options(parse_sides(words, ()), ["torch"])).sides) == parse_sides(words, ())
+    assert list(BenchOptions.parse(request.tuner_options(parse_sides(words, ()), ["torch"])).sides) == parse_sides(
+        words, ()
+    )
     assert parse_sides(["a=image:1,X=1"], ()) == [Side("a", image="image:1", variables={"X": "1"})]
     source = tmp_path / "inv.yaml"
     source.write_text("defaults: {engine: docker, image: x}\nnodes: {here: {env: {X: '0', Y: '2'}}, there: {}}\n")
@@ -111,7 +116,7 @@ def test_a_tree_gives_its_gemm_configs_and_one_set_is_compared_with_todays(tmp_p
     asked = parse_sides(["tot=/t/python,X=1"], [f"new={root}"])
     options = request.tuner_options(asked, [])
     assert options["backends"] == ["aiter-triton"]
-    assert [(s.name, s.python, dict(s.variables), s.configs) for s in Options.parse(options).sides] == [
+    assert [(s.name, s.python, dict(s.variables), s.configs) for s in BenchOptions.parse(options).sides] == [
         ("today", "/t/python", {"X": "1"}, ""), ("new", "/t/python", {"X": "1"}, found["new"]),
     ]  # fmt: skip
     with pytest.raises(InputError, match="torch, aiter reads no such configs"):

@@ -33,7 +33,7 @@ BASE = (
     "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
     "worker.tuners.catalog",
 )  # fmt: skip
-ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
+ON_A_NODE = (*BASE, "worker", "worker.device", "worker.conditions", "worker.tuners.common")
 WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
@@ -44,6 +44,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.aiter_tree": ("worker.families", "worker.foreign", "worker.text"),
     "worker.triton_configs": ("worker.foreign", "worker.text"),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),
+    "worker.conditions": ("worker.device",),
     "worker.process": ("worker.text", "worker.protocol"),
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
@@ -67,6 +68,8 @@ WORKER: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""
+NEW_TUNER = (*ON_A_NODE, "worker.process")
+"""Rooms that a tuner may import which is not listed there."""
 
 
 def room_of(module: str) -> str:
@@ -81,7 +84,8 @@ def room_of(module: str) -> str:
 def may_import(room: str) -> frozenset[str]:
     """Rooms that a room may import."""
     if room.startswith("worker"):
-        return frozenset(WORKER[room])
+        is_tuner = room.startswith("worker.tuners.")
+        return frozenset(WORKER.get(room, NEW_TUNER) if is_tuner else WORKER[room])
     return frozenset((*ORDER[: ORDER.index(room)], *SHARED))
 
 
@@ -152,7 +156,8 @@ import worker
 for module in pkgutil.walk_packages(worker.__path__, "worker.", onerror=lambda name: None):
     tuner = module.name.split(".")[2:] if module.name.startswith("worker.tuners.") else []
     if tuner[:1] in ([], ["base"], ["catalog"], ["replay"]) and module.name not in (
-        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.__main__"
+        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.bench.inputs",
+        "worker.__main__",
     ):
         importlib.import_module(module.name)
 import worker.__main__

@@ -18,7 +18,7 @@ from orchestrator.shapes.reader import MAX_BYTES, family_of_list, read_shapes, u
 from tests.paths import ROOT
 from tests.support.marks import drawn
 from tests.unit.worker.test_families import TABLES
-from worker.bench.case import parse
+from worker.bench.case import case_of
 from worker.families import BATCHED, FAMILIES, Column, Family
 
 A4W4 = get_family("a4w4_blockscale")
@@ -135,7 +135,7 @@ def test_the_examples(family: str) -> None:
         assert not found.notes
         assert re.search(rf"^\| `{re.escape(name)}` \| {len(found.shapes)} \|", page, re.M), name
         for shape in found.shapes:
-            assert parse(family, shape.key_dict(get_family(family)), backend).b > 1
+            assert case_of(family, shape.key_dict(get_family(family)), backend).b > 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.health_kit import DATA, put, unfold
 from tests.support.workernode import REPO, fault, interpreters, node
-from worker import device
+from worker import conditions, device
 
 UMC = "sys/devices/pci0000:00/0000:05:00.0/ras/umc_err_count"
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -61,7 +61,7 @@ def test_gpus_are_read_from_the_kernel_and_the_environment_hides_some(tmp_path: 
         ({}, gpus), ({HIP: "1"}, gpus[1:]), ({ROCR: "1,0", HIP: "0"}, gpus[1:]), ({HIP: ""}, []), ({HIP: "-1"}, []),
         ({HIP: "GPU-abc"}, gpus), ({"CUDA_VISIBLE_DEVICES": ""}, gpus),
     ):  # fmt: skip
-        assert device.visible(gpus, env) == left, env
+        assert device.visible_gpus(gpus, env) == left, env
 
 
 def test_the_verb_prints_this_machine_as_json_under_every_python() -> None:
@@ -75,7 +75,7 @@ def test_the_verb_prints_this_machine_as_json_under_every_python() -> None:
 
 
 def survey(root: Path) -> list[dict[str, Any]]:
-    return [device.amd_gpu(d) for d in device.amd_devices(root)]
+    return [conditions.amd_gpu(d) for d in conditions.amd_devices(root)]
 
 
 def test_amd_gpus_whole_partitioned_and_with_sensors_that_fail(tmp_path: Path) -> None:
@@ -101,17 +101,17 @@ def test_amd_gpus_whole_partitioned_and_with_sensors_that_fail(tmp_path: Path) -
 
 def test_other_machines(tmp_path: Path) -> None:
     reading = {"source": "cpu", "clock_mhz": 3000.0, "temperature_c": {"coretemp": 63.5}}
-    assert device.Gauge({}, unfold("cpu", tmp_path)).read() == reading
+    assert conditions.Gauge({}, unfold("cpu", tmp_path)).read() == reading
     (gpu,) = device.parse_nvidia_smi("NVIDIA H200, 9.0, 143771\nFailed to initialize\n")
     assert (gpu["gfx"], gpu["cu_num"], gpu["device"], gpu["memory"]) == ("sm_90", None, "NVIDIA H200", 143771 * 2**20)
-    first, second = device.parse_nvidia((DATA / "nvidia-smi.csv").read_text())
+    first, second = conditions.parse_nvidia((DATA / "nvidia-smi.csv").read_text())
     assert first == {
         "pci": "0000:1b:06.0", "id": "GPU-00000000-1111-2222-3333-444444444444",
         "temperature_c": {"gpu": 33, "memory": 37}, "power_w": 125.23, "power_cap_w": 700, "clock_mhz": 1980,
         "memory_clock_mhz": 3201, "errors": {"uncorrectable": {"total": 0}},
     }  # fmt: skip
     assert (second["temperature_c"], second["errors"]) == ({"gpu": 71}, {"uncorrectable": {"total": 2}})
-    assert device.parse_nvidia("No devices were found\n0, 1, 2\n,,,,,,,,") == []
+    assert conditions.parse_nvidia("No devices were found\n0, 1, 2\n,,,,,,,,") == []
 
 
 def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) 
     with node(tmp_path, idle_exit_s=0.5, options=options) as n:
         n.put("g1-1")
         n.put("g2-1")
-        n.start(env={**os.environ, device.ROOT_ENV: str(root), HIP: "0"})
+        n.start(env={**os.environ, conditions.ROOT_ENV: str(root), HIP: "0"})
         n.wait_record("shape_started")
         put(root / UMC, "ue: 2\\nce: 9")
         first, second = n.wait_record("attempt_ended"), n.wait_record("attempt_ended", count=2)

@@ -49,7 +49,7 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
 
 
 def test_a_tuner_imports_nothing_heavy_before_it_is_opened() -> None:
-    assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch", "vllm")
+    assert {"aiter", "aiter-triton", "bench", "replay", "torch", "vllm"} <= set(catalog.built_in())
     code = (
         "import sys\nfrom worker.tuners import catalog\n"
         "for name in catalog.built_in():\n    catalog.make_tuner(name)\n"

@@ -1,9 +1,15 @@
-"""Candidates that a process does not measure: those that ended one before, and in a recheck all but a table's kernels.
+"""The list of candidates that ended their process on this node, kept for later runs.
 
-A node keeps a list of candidates that ended their process. A fault is evidence about a candidate on one slot with one
-image and driver. So an entry is used by that slot alone, until EXPIRES_S after it. One that a second slot confirmed is
-used by all slots of that image and driver; one that was refuted (the candidate ran elsewhere) is taken back. The file
-is one JSON object a line, append-only: an entry, or a verdict on earlier entries (`refuted`, `confirmed`).
+A fault is evidence about a candidate on one slot with one image and driver. So an entry is used by that slot alone,
+until EXPIRES_S after it. If a second slot confirmed it, all slots with that image and driver use it. If it was refuted
+(the candidate ran elsewhere), it is taken back. choice.py makes of the list what one process does not measure.
+
+The file has one JSON object a line and is append-only: an entry, or a verdict on earlier entries.
+
+    {"t": 1800000000.0, "slot": "0xabc", "image": "sha256:1", "driver": "amdgpu 6.14", "family": "a8w8",
+     "key": ["256", "1", "2", "3"], "candidate": ["4", "0", ""], "named": "kernelId=4 splitK=0", "outcome": "fault",
+     "detail": "Memory access fault ...", "confirmed": false}
+    {"t": 1800000100.0, "word": "refuted", "family": "a8w8", "key": [...], "candidate": [...], "slot": "0xabc"}
 """
 
 from __future__ import annotations
@@ -13,15 +19,15 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.kernels import PLACES, KernelLists
-from worker.device import Gauge, text_of
-from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
-from worker.protocol.spec import BAD_ENDS
+from worker.conditions import Gauge
+from worker.device import text_of
+from worker.protocol import BlocklistVerdict, Withheld
+from worker.protocol.candidates import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
 
@@ -31,36 +37,59 @@ MAX_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CandidateId:
-    """One candidate of one shape as the journal names it; equal in every process of an image."""
+    """One candidate of one shape as the shim names it; equal in every process of an image."""
 
     key: tuple[str, ...]
+    """The values of the shape's key as AITER has them, behind gfx and cu_num: ("gfx950", "256", "16", "512", "1024")"""
     ident: tuple[str, ...]
+    """AITER's words for the candidate: ("3", "0", "") is kernelId and splitK, the kernel's name follows if it has one;
+    of fmoe ("stage1", "_ZN5aiter...", "32")."""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> CandidateId:
+        """Of a record or an entry with `key` and `candidate`. Raises KeyError, TypeError."""
+        return cls(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
 
     @property
     def stage(self) -> str:
         """Stage of fmoe: stage1, stage2, asm_1stage (both in one kernel); "" of other families."""
         return self.ident[0] if self.ident and self.ident[0].startswith(("stage", "asm_1stage")) else ""
 
+    @property
+    def numbers(self) -> list[str]:
+        """kernelId and splitK; of fmoe block_m and flat."""
+        return [word for word in self.ident if is_whole_number(word)]
+
+    @property
+    def words(self) -> list[str]:
+        """The other words but truth values: the stage, the kernel's name, the backend."""
+        return [word for word in self.ident if word not in ("", "True", "False") and not is_whole_number(word)]
+
     def as_json(self) -> dict[str, list[str]]:
-        """An entry of the file of blocked candidates."""
+        """The entry of the file that the shim reads."""
         return {"key": list(self.key), "candidate": list(self.ident)}
 
     def describe(self) -> str:
         """Text for people: `kernelId=3 splitK=0 a4w4_blockscale_...`; of fmoe `block_m=32 stage1 _ZN5aiter...`."""
-        numbers = [v for v in self.ident if is_number(v)]
-        words = [v for v in self.ident if v and not is_number(v) and v not in ("True", "False")]
         names = ("block_m", "flat") if self.stage else ("kernelId", "splitK")
-        named = [f"{n}={v}" for n, v in zip(names, numbers, strict=False)]
-        return " ".join([*named, *words]) or "unnamed"
+        named = [f"{name}={number}" for name, number in zip(names, self.numbers, strict=False)]
+        return " ".join([*named, *self.words]) or "unnamed"
+
+
+def is_whole_number(text: str) -> bool:
+    return text.lstrip("-").isdigit()
 
 
 @dataclass(frozen=True, slots=True)
 class SlotIdentity:
-    """`slot`: the GPU's stable id, else node and slot. `image`: its digest, else its key. `driver`: "" if unknown."""
+    """The place where a candidate was measured. Evidence counts only for the same image and driver."""
 
     slot: str
+    """The GPU's stable id, else node and slot."""
     image: str
+    """The image's digest, else its key (AiterImage.key)."""
     driver: str = ""
+    """"" if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +100,12 @@ class BlocklistEntry:
     family: str
     candidate: CandidateId
     outcome: str
+    """The end of its process: fault, hang or oom."""
     detail: str
     t: float
+    """Seconds since 1970."""
     confirmed: bool = False
+    """True if it faulted on a second slot too."""
 
     def as_json(self) -> dict[str, Any]:
         """A line of the list."""
@@ -90,8 +122,8 @@ class BlocklistEntry:
             "confirmed": self.confirmed,
         }
 
-    def withheld(self, source: str) -> Withheld:
-        """Entry of the list in a record of a shape's end."""
+    def as_withheld(self, source: str) -> Withheld:
+        """The entry in the record of a shape's end. `source`: `attempt` if it faulted in it, `blocklist` if before."""
         return Withheld(
             key=list(self.candidate.key),
             candidate=list(self.candidate.ident),
@@ -115,40 +147,46 @@ class BlocklistEntry:
 
 def current_entries(path: Path) -> list[BlocklistEntry]:
     """The entries of a list that stand, each candidate of a slot once; a broken line is passed over."""
+    entries: dict[tuple[str, CandidateId, str], BlocklistEntry] = {}
+    for raw in _lines(path):
+        try:
+            candidate = CandidateId.parse(raw)
+            place = (str(raw["family"]), candidate, str(raw.get("slot", "")))
+            if raw.get("word") == "refuted":
+                entries.pop(place, None)
+            elif "word" not in raw:
+                entries[place] = _parse_entry(raw, candidate, entries.get(place))
+            elif place in entries:
+                entries[place] = replace(entries[place], confirmed=True)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return list(entries.values())
+
+
+def _lines(path: Path) -> Iterator[Any]:
     try:
         with open(path, "rb") as f:
             lines = f.read(MAX_BYTES).decode(errors="replace").splitlines()
     except OSError:
-        return []
-    out: dict[tuple[str, CandidateId, str], BlocklistEntry] = {}
+        return
     for line in lines:
         try:
-            raw = json.loads(line)
-            candidate = CandidateId(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
-            at = (str(raw["family"]), candidate, str(raw.get("slot", "")))
-            if "word" in raw:
-                if raw["word"] == "refuted":
-                    out.pop(at, None)
-                elif at in out:
-                    out[at] = replace(out[at], confirmed=True)
-                continue
-            where = SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", "")))
-            known, outcome, detail = at in out and out[at].confirmed, str(raw["outcome"]), str(raw["detail"])
-            confirmed = known or raw.get("confirmed") is True
-            out[at] = BlocklistEntry(where, at[0], candidate, outcome, detail, float(raw["t"]), confirmed)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            yield json.loads(line)
+        except ValueError:
             continue
-    return list(out.values())
 
 
-def is_number(text: str) -> bool:
-    """True for a whole number."""
-    return text.lstrip("-").isdigit()
-
-
-MAX_FAULTS = 40
-"""Candidates of one shape that may kill their process in one attempt. Each costs a start of AITER; the slot proves
-itself after each."""
+def _parse_entry(raw: Mapping[str, Any], candidate: CandidateId, earlier: BlocklistEntry | None) -> BlocklistEntry:
+    """A later fault of a confirmed candidate takes nothing back."""
+    return BlocklistEntry(
+        where=SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", ""))),
+        family=str(raw["family"]),
+        candidate=candidate,
+        outcome=str(raw["outcome"]),
+        detail=str(raw["detail"]),
+        t=float(raw["t"]),
+        confirmed=raw.get("confirmed") is True or (earlier is not None and earlier.confirmed),
+    )
 
 
 class Blocklist:
@@ -161,18 +199,33 @@ class Blocklist:
     def in_force(self, family: str) -> dict[CandidateId, BlocklistEntry]:
         """Candidates of the family that this slot leaves out, and on what evidence."""
         now = time.time()
-        found = (e for e in current_entries(self._path) if e.family == family and e.used_by(self.where, now))
-        return {e.candidate: e for e in found}
+        blocked = {}
+        for entry in current_entries(self._path):
+            if entry.family == family and entry.used_by(self.where, now):
+                blocked[entry.candidate] = entry
+        return blocked
 
-    def judge(self, refuted: Sequence[BlocklistVerdict], confirmed: Sequence[BlocklistVerdict]) -> None:
+    def take_verdicts(self, refuted: Sequence[BlocklistVerdict], confirmed: Sequence[BlocklistVerdict]) -> None:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
-        for kind, verdicts in (("refuted", refuted), ("confirmed", confirmed)):
-            for v in verdicts:
-                named = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
-                self.append({"t": round(time.time(), 3), "word": kind, **named, "slot": v.get("slot", self.where.slot)})
+        for verdict in refuted:
+            self._append_verdict("refuted", verdict)
+        for verdict in confirmed:
+            self._append_verdict("confirmed", verdict)
+
+    def _append_verdict(self, word: str, verdict: BlocklistVerdict) -> None:
+        self.append(
+            {
+                "t": round(time.time(), 3),
+                "word": word,
+                "family": verdict["family"],
+                "key": verdict["key"],
+                "candidate": verdict["candidate"],
+                "slot": verdict.get("slot", self.where.slot),
+            }
+        )
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """One line, whole."""
+        """Append one line, whole: the list may be read at the same time."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -183,72 +236,11 @@ class Blocklist:
 
 def slot_identity(place: Place, image: str) -> SlotIdentity:
     """This slot; without a stable id of its GPU by its node's name and its number."""
-    found = str(Gauge(os.environ).read().get("id", ""))
-    return SlotIdentity(found or f"{place.node or socket.gethostname()}/{place.slot}", image, driver_version())
+    gpu_id = str(Gauge(os.environ).read().get("id", ""))
+    slot = gpu_id or f"{place.node or socket.gethostname()}/{place.slot}"
+    return SlotIdentity(slot, image, driver_version())
 
 
 def driver_version() -> str:
     """The version of AMD's driver; of one that is part of Linux, Linux's."""
     return f"amdgpu {text_of(Path('/sys/module/amdgpu/version')) or f'of Linux {platform.release()}'}"
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Candidates that are not measured. `reproductions`: of those that ended a process of this attempt. `only`: shapes
-    of which only some candidates are measured (chosen_candidates)."""
-
-    entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
-    reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
-    only: Sequence[Mapping[str, Any]] = ()
-
-    def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
-        """Copy with one more candidate, which ended a process just now."""
-        return replace(
-            self,
-            entries={**self.entries, entry.candidate: entry},
-            reproductions={**self.reproductions, entry.candidate: reproduction},
-        )
-
-    def why(self, candidate: CandidateId) -> str:
-        """The reason, for its row; "" if it is not left out."""
-        entry = self.entries.get(candidate)
-        if entry is None:
-            return ""
-        if candidate in self.reproductions:
-            again = self.reproductions[candidate]
-            return f"{entry.outcome}: {entry.detail}; to see it again: {again} (docs/explanation/aiter.md)"
-        where = "on two slots" if entry.confirmed else "on this slot"
-        return f"left out: {entry.outcome} {where} with this image before ({entry.detail})"
-
-    def withheld(self, candidate: CandidateId) -> Withheld | None:
-        """Its entry in the record of its shape's end; None if it is not left out."""
-        entry = self.entries.get(candidate)
-        if entry is None:
-            return None
-        return entry.withheld("attempt" if candidate in self.reproductions else "blocklist")
-
-    def write(self, path: Path) -> None:
-        """The file that the shim reads."""
-        lines = [*(c.as_json() for c in self.entries), *self.only]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def chosen_candidates(lists: KernelLists, gfx: str, spec: Spec) -> list[dict[str, Any]]:
-    """Entry of each shape of which only some kernels are to be measured, as the shim reads it, with the numbers of its
-    key (`sizes`). Kernels of a table, maybe of another image, are named as this image's tuner knows them: CK's have no
-    name there, only a number, and numbers move from version to version.
-    """
-
-    def here(kernel: TableKernel) -> dict[str, Any]:
-        place, numbers = (spec.family, kernel.libtype), list[str]()
-        if place in PLACES or kernel.libtype == "hipblaslt":  # the tuners name all other candidates
-            found = lists.instances(*place, gfx) if place in PLACES else None
-            by_id = found.by_id if found is not None else {}
-            numbers = [str(n) for n, name in by_id.items() if name == kernel.name] if by_id else [kernel.number]
-        return {"libtype": kernel.libtype, "numbers": numbers, "name": kernel.name, "split": kernel.split}
-
-    return [
-        {"sizes": [str(v) for v in s.key.values() if isinstance(v, int)], "only": list(map(here, only))}
-        for s in spec.shapes
-        if (only := spec.only_of(s.id)) is not None
-    ]

@@ -1,8 +1,12 @@
-"""Asks the slot's GPU in a process of its own, because its context must not stay on the GPU.
+"""Asks the slot's GPU in a process of its own, because a context of ours must not take memory while AITER measures.
 
-`python -m worker.tuners.aiter.device_query facts|canary|times` prints one JSON object. `facts`: gfx, cu_num, device and
-versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason if the image's torch cannot
-multiply. `times`: compute_us and memory_us of the timed canary.
+The tuner calls `query_device`, which runs `python -m worker.tuners.aiter.device_query facts|canary|times`. That prints
+a line with a mark and one JSON object:
+
+    facts    {"gfx": "gfx950", "cu_num": 256, "device": "...", "torch": "...", "hip": "..."}, as torch has them
+    canary   {"ok": true, "us": 12.5, "detail": "..."}, the torch tuner's
+    times    {"compute_us": 110.0, "memory_us": 250.0}, of the timed canary
+    each     {"absent": REASON} if the image's torch is missing or cannot do it, {"error": TEXT} for a fault
 """
 
 from __future__ import annotations
@@ -24,10 +28,10 @@ TIMEOUT_S = 240.0
 
 def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
     """The answer of a fresh process; `{"error": text}` if it gives none. KeyboardInterrupt ends it."""
-    path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
+    path = os.pathsep.join(filter(None, (str(PACKAGE_PARENT), env.get("PYTHONPATH", ""))))
+    argv = [sys.executable, "-m", "worker.tuners.aiter.device_query", what]
     with tempfile.TemporaryFile() as out:
-        words = [sys.executable, "-m", "worker.tuners.aiter.device_query", what]
-        process = Child(words, env={**env, "PYTHONPATH": path}, out=out.fileno())
+        process = Child(argv, env={**env, "PYTHONPATH": path}, out=out.fileno())
         try:
             if not process.wait(TIMEOUT_S):
                 return {"error": f"no answer within {TIMEOUT_S:g} s"}
@@ -35,8 +39,12 @@ def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
             process.kill()
         out.seek(0)
         lines = out.read().decode(errors="replace").splitlines()
-    answer = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), "")
-    print("".join(f"{line}\n" for line in lines if not line.startswith(MARK)), end="", flush=True)
+    answer = ""
+    for line in lines:
+        if line.startswith(MARK):
+            answer = line.removeprefix(MARK)
+        else:
+            print(line, flush=True)
     try:
         return dict(json.loads(answer))
     except (ValueError, TypeError):
@@ -47,12 +55,12 @@ def facts() -> dict[str, Any]:
     """gfx, cu_num, device and versions by torch; `absent` if there is no torch or no GPU for it."""
     import torch
 
-    out: dict[str, Any] = {"torch": str(torch.__version__), "hip": getattr(torch.version, "hip", None)}
+    versions = {"torch": str(torch.__version__), "hip": getattr(torch.version, "hip", None)}
     if not torch.cuda.is_available():
-        return {"absent": "torch sees no GPU", **out}
+        return {"absent": "torch sees no GPU", **versions}
     props = torch.cuda.get_device_properties(torch.cuda.current_device())
     gfx = str(getattr(props, "gcnArchName", "")).split(":")[0]
-    return {"gfx": gfx, "cu_num": int(props.multi_processor_count), "device": str(props.name), **out}
+    return {"gfx": gfx, "cu_num": int(props.multi_processor_count), "device": str(props.name), **versions}
 
 
 def canary() -> dict[str, Any]:

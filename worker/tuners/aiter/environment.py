@@ -1,7 +1,9 @@
 """The environment of a process of AITER: which inherited variables it gets, and which switches are recorded.
 
-Inherited variables that would change the result are cleared and recorded. Precedence for GPU_ARCHS, CU_NUM and the
-switches of single tuners: the inventory's `aiter:` section, its `env:`, the slot's own chip, the image.
+A switch is a variable that changes AITER's candidates, tables or build. Two patterns (worker/protocol/paths.py) name
+them: AITER never inherits those of AITER_CLEARED, and those of AITER_SWITCHES only if the inventory sets them. The one
+that counts for GPU_ARCHS, CU_NUM and the switches of single tuners is, in this order: the inventory's `aiter:` section,
+its `env:`, the slot's own chip, the image. tune.sh has cleared some before us; CLEARED_ENV has their names and values.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ def environment(
     `device`: gfx and cu_num as far as they are known. `slot`: the slot's folder with `jit` (where AITER builds) and
     `tmp`. `watched`: the folder of a process whose candidates the shim reports.
     """
-    env = {**chip_variables(device)}
-    env |= {name: value for name, value in base.items() if not _is_withheld(name, base)}
+    env = chip_variables(device)
+    env |= {name: value for name, value in base.items() if not _is_cleared(name, base)}
 
     ours = os.path.realpath(PACKAGE_PARENT)
     inherited = base.get("PYTHONPATH", "").split(os.pathsep)
@@ -58,14 +60,15 @@ def environment(
 
 def inventory_switches(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Switches that the inventory sets, with their values; AITER gets them."""
-    named = base.get(INVENTORY_ENV, "").split()
-    return {n: base[n] for n in named if n in base and is_switch(n) and not _is_withheld(n, base)}
+    names = [name for name in base.get(INVENTORY_ENV, "").split() if name in base and is_switch(name)]
+    return {name: base[name] for name in names if not _is_cleared(name, base)}
 
 
 def cleared_names(base: Mapping[str, str] = os.environ) -> list[str]:
     """Names of inherited variables that AITER does not get, those that tune.sh cleared among them."""
-    earlier = [word.partition("=")[0] for word in base.get(CLEARED_ENV, "").split()]
-    return sorted({*earlier, *(name for name in base if is_switch(name) and _is_withheld(name, base))})
+    names = {word.partition("=")[0] for word in base.get(CLEARED_ENV, "").split()}
+    names |= {name for name in base if is_switch(name) and _is_cleared(name, base)}
+    return sorted(names)
 
 
 def is_switch(name: str) -> bool:
@@ -73,30 +76,32 @@ def is_switch(name: str) -> bool:
     return bool(AITER_CLEARED.fullmatch(name) or AITER_SWITCHES.fullmatch(name))
 
 
-def _is_withheld(name: str, base: Mapping[str, str]) -> bool:
-    """True if AITER must not inherit the variable: always for AITER_CLEARED, for AITER_SWITCHES unless the inventory
-    names it."""
-    named = name in base.get(INVENTORY_ENV, "").split()
-    return name == WATCH_ENV or bool(AITER_CLEARED.fullmatch(name)) or (is_switch(name) and not named)
+def _is_cleared(name: str, base: Mapping[str, str]) -> bool:
+    """True if AITER must not inherit the variable."""
+    if name == WATCH_ENV or AITER_CLEARED.fullmatch(name):
+        return True
+    return is_switch(name) and name not in base.get(INVENTORY_ENV, "").split()
 
 
 def switch_record(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
     """Switches for provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
     kept = inventory_switches(base)
+    image_values = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)
+    image_values |= base
     ours = {name: value for name, value in chip_variables(device).items() if name not in kept}
-    of_image = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)
-    of_image |= {name: value for name, value in base.items() if name not in kept}
-    overridden = {name: of_image[name] for name, value in ours.items() if of_image.get(name, value) != value}
+    overridden = {name: image_values[name] for name, value in ours.items() if image_values.get(name, value) != value}
     return {"set": ours, "overridden": overridden, "kept": kept}
 
 
 def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> list[str]:
     """Warnings about switches of the inventory that change the candidates."""
-    gfx, cu_num = device.get("gfx"), device.get("cu_num")
+    gfx = device.get("gfx")
+    cu_num = device.get("cu_num")
     harmless = {"GPU_ARCHS": ("native", gfx), "CU_NUM": ("0", str(cu_num))}
     here = f"this slot has {gfx or 'no chip that is known'} with {cu_num} compute units"
-    return [
-        f"{name}={value} of the inventory is kept, which changes AITER's candidates or their verdicts: {here}"
-        for name, value in inventory_switches(base).items()
-        if value.split(";")[-1].strip() not in harmless.get(name, ())
-    ]
+    warnings = []
+    for name, value in inventory_switches(base).items():
+        if value.split(";")[-1].strip() not in harmless.get(name, ()):
+            kept = f"{name}={value} of the inventory is kept"
+            warnings.append(f"{kept}, which changes AITER's candidates or their verdicts: {here}")
+    return warnings

@@ -1,4 +1,7 @@
-"""The AITER of the worker's image: its tree, its findings and the chip, read once, when the tuner opens."""
+"""The AITER of the worker's image: its tree, its findings and the chip.
+
+tuner.py calls `inspect_image` once, when it opens. findings.py reads the tree's files, device_query.py asks the GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from worker.aiter_tree.locate import Tree, choose
 from worker.device import identify
 from worker.families import Family
 from worker.protocol.paths import AITER_ROOT_ENV, IMAGE_ENV
-from worker.tuners.aiter.adapted_tree import Applied
 from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.environment import (
     cleared_names,
@@ -23,21 +25,26 @@ from worker.tuners.aiter.environment import (
 )
 from worker.tuners.aiter.findings import WINDOWS, Findings, inspect
 from worker.tuners.aiter.script import TunerScript
-from worker.tuners.aiter.spec import Options
+from worker.tuners.aiter.spec import AiterOptions
+from worker.tuners.aiter.workarounds import Applied
 
 
 @dataclass(frozen=True, slots=True)
 class AiterImage:
-    """`tree`: a scratch copy if workarounds are in use (`applied`). `device`: gfx, cu_num, device name and versions.
-    `key` names image and chip. `seen_by_torch`: gfx and cu_num come from torch, as in AITER's rows."""
+    """An AITER with the chip that it runs on."""
 
     tree: Tree
+    """A scratch copy if workarounds are in use (`applied`)."""
     findings: Findings
     device: Mapping[str, Any]
+    """gfx, cu_num, device (the name), and the versions of torch and HIP."""
     key: str
+    """A hash of all that decides about built modules: image, chip, the tree's files, versions, switches."""
     digest: str
+    """The image's digest, "" if it is unknown."""
     notes: tuple[str, ...] = ()
     seen_by_torch: bool = False
+    """gfx and cu_num come from torch, as in AITER's rows."""
     applied: tuple[Applied, ...] = ()
 
     @property
@@ -46,8 +53,9 @@ class AiterImage:
 
     def script(self, family: Family) -> TunerScript | None:
         """The family's script in this tree, None if the tree has none."""
-        found, path = self.findings.families.get(family.name), self.tree.scripts.get(family.name)
-        return replace(found, path=path) if found is not None and path is not None else None
+        script = self.findings.families.get(family.name)
+        path = self.tree.scripts.get(family.name)
+        return replace(script, path=path) if script is not None and path is not None else None
 
     @property
     def named(self) -> str:
@@ -63,12 +71,12 @@ class AiterImage:
     def refusal(self, family: Family) -> str:
         """Reason that no shape of the family can be tuned here, "" if nothing prevents it."""
         if family.aiter.gfx and self.gfx not in family.aiter.gfx:
-            chips, here = " or ".join(family.aiter.gfx), self.gfx or "no GPU that is known"
-            return f"{family.name} needs {chips}, and this is {here}"
+            chips = " or ".join(family.aiter.gfx)
+            return f"{family.name} needs {chips}, and this is {self.gfx or 'no GPU that is known'}"
         if self.script(family) is None:
             return f"{self.named} has no tuner script for {family.name}"
-        if why := self.findings.misfit:
-            return f"{self.warning or self.named}; its candidates cannot be watched: {why}"
+        if self.findings.misfit:
+            return f"{self.warning or self.named}; its candidates cannot be watched: {self.findings.misfit}"
         return ""
 
     def as_json(self) -> dict[str, Any]:
@@ -87,38 +95,48 @@ class AiterImage:
         }
 
 
-def inspect_image(options: Options) -> AiterImage:
+def inspect_image(options: AiterOptions) -> AiterImage:
     """Find AITER, read its files, query the chip. Raises NotATreeError with the ways out, RuntimeError if the chip
     gives no answer."""
     here = identify()
-    tree, notes = tree_here(str(here["gfx"] or ""), options.family, options.root)
+    tree, tree_notes = tree_here(str(here["gfx"] or ""), options.family, options.root)
     answer = query_device("facts", environment(os.environ, tree.root, None, {}))
     if "error" in answer:
         raise RuntimeError(f"the GPU cannot be queried: {answer['error']}")
-    device = {k: answer.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
-    versions = {k: answer[k] for k in ("torch", "hip") if answer.get(k)}
-    gfx, digest = str(device["gfx"] or ""), os.environ.get(IMAGE_ENV, "")
-    findings = inspect(tree, gfx)
-    seen = {
-        "image": digest,
-        "gfx": gfx,
-        "root": str(tree.root),
-        "python": str(here["python"]),
-        **findings.files,
-        **{k: str(v) for k, v in versions.items()},
-        **inventory_switches(),
-    }
-    text = "\n".join(f"{k}={seen[k]}" for k in sorted(seen) if seen[k])
-    more = [answer["absent"]] if "absent" in answer else []
+    device = {fact: answer.get(fact) or here.get(fact) for fact in ("gfx", "cu_num", "device")}
+    versions = {package: answer[package] for package in ("torch", "hip") if answer.get(package)}
+    findings = inspect(tree, str(device["gfx"] or ""))
+    digest = os.environ.get(IMAGE_ENV, "")
+    notes = list(tree_notes)
+    if "absent" in answer:
+        notes.append(answer["absent"])
+    notes += [f"warning: {warning}" for warning in switch_warnings(device)]
     return AiterImage(
         tree=tree,
         findings=findings,
         device={**device, **versions},
-        key=hashlib.sha256(text.encode()).hexdigest()[:16],
+        key=_image_key(findings, digest, device, versions, str(here["python"])),
         digest=digest,
-        notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(device))),
+        notes=tuple(notes),
         seen_by_torch="absent" not in answer,
     )
+
+
+def _image_key(
+    findings: Findings, digest: str, device: Mapping[str, Any], versions: Mapping[str, Any], python: str
+) -> str:
+    """Built modules and the blocklist are kept under this name, so it changes with all that may change a kernel."""
+    parts = {
+        "image": digest,
+        "gfx": str(device["gfx"] or ""),
+        "root": str(findings.tree.root),
+        "python": python,
+        **findings.files,
+        **{package: str(version) for package, version in versions.items()},
+        **inventory_switches(),
+    }
+    text = "\n".join(f"{name}={parts[name]}" for name in sorted(parts) if parts[name])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def tree_here(gfx: str, family: str, root: str = "") -> tuple[Tree, tuple[str, ...]]:

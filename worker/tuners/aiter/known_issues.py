@@ -35,24 +35,26 @@ OWN_SHAPE_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class KnownIssue:
-    """One entry of the catalogue. `why` and `advice` may name groups of `regex` as {name}.
-
-    `regex` finds it in output (multi-line; the first match counts). `exit_codes` identify it even without text, -N for
-    a signal. A failure is recorded with `reason` and `blames`. `isolates`: the candidate is isolated. `why`: the cause.
-    `advice`: for the user. `until`: the date or version up to which it occurs ("": still open).
-    """
+    """One entry of the catalogue. `why` and `advice` may name groups of `regex` as {name}."""
 
     name: str
     title: str
     reason: FailureReason
+    """The failure is recorded with this reason,"""
     blames: Blames
+    """and with what is to blame."""
     regex: str
+    """Finds it in output (multi-line; the first match counts)."""
     why: str
+    """The cause, for the user."""
     advice: str = ""
     until: str = ""
+    """The date or version up to which it occurs; "": still open."""
     rank: Rank = "cause"
     isolates: bool = False
+    """It ends the process, and the candidate at work is to blame: it is blocked."""
     exit_codes: tuple[int, ...] = ()
+    """These identify it even without text; -N for a signal."""
 
     def search(self, text: str) -> re.Match[str] | None:
         """The first match in the text."""
@@ -70,8 +72,10 @@ class Diagnosis:
     @property
     def explanation(self) -> str:
         """Cause, advice and end of the issue, with the groups of the match filled in; a dash for one without a part."""
-        parts = (self.issue.why, self.issue.advice, f"Until {self.issue.until}." if self.issue.until else "")
-        return " ".join(p for p in parts if p).format_map(defaultdict(lambda: "-", self.groups))
+        sentences = [self.issue.why, self.issue.advice]
+        if self.issue.until:
+            sentences.append(f"Until {self.issue.until}.")
+        return " ".join(filter(None, sentences)).format_map(defaultdict(lambda: "-", self.groups))
 
     @property
     def blames_image(self) -> bool:
@@ -84,9 +88,8 @@ class Diagnosis:
         `own_shape`: it happened on a shape of gemmfleet's own that every kernel takes; no advice about the shape then.
         """
         line = f" ({self.line})" if self.line and self.line not in already_shown else ""
-        return f"{self.issue.title}{line}. " + (
-            OWN_SHAPE_ADVICE if own_shape and self.issue.blames == "shape" else self.explanation
-        )
+        explanation = OWN_SHAPE_ADVICE if own_shape and self.issue.blames == "shape" else self.explanation
+        return f"{self.issue.title}{line}. {explanation}"
 
 
 # fmt: off
@@ -401,14 +404,17 @@ _ENTRIES = (
 ISSUES: tuple[KnownIssue, ...] = tuple(sorted(_ENTRIES, key=lambda issue: get_args(Rank).index(issue.rank)))
 """All known issues, the one that explains most first."""
 
-_ENDING = tuple(issue for issue in ISSUES if issue.isolates)
 MAX_TEXT = 1_000_000
+MAX_LINE = 4000
 
 
 def ends_process(line: str) -> KnownIssue | None:
     """The known issue in the line after which a tuner's process cannot go on, or None."""
-    plain = clean(line, 4000)
-    return next((issue for issue in _ENDING if issue.search(plain)), None)
+    plain = clean(line, MAX_LINE)
+    for issue in ISSUES:
+        if issue.isolates and issue.search(plain):
+            return issue
+    return None
 
 
 def diagnose(text: str, returncode: int | None) -> Diagnosis | None:
@@ -417,21 +423,33 @@ def diagnose(text: str, returncode: int | None) -> Diagnosis | None:
     `text`: the end of its output, both streams. `returncode`: as in subprocess (-N for a signal), None if gemmfleet
     ended it. Text wins over the exit code, unless the host killed the process.
     """
-    plain = "\n".join(clean(line, 4000) for line in text[-MAX_TEXT:].splitlines())
-    by_exit = next((i for i in ISSUES if returncode is not None and returncode in i.exit_codes), None)
+    plain = "\n".join(clean(line, MAX_LINE) for line in text[-MAX_TEXT:].splitlines())
+    by_exit = _issue_of_exit(returncode)
     remark: Diagnosis | None = None
-    for issue in ISSUES:
-        m = issue.search(plain)
-        if m is None:
+    for issue in ISSUES:  # causes come first, then consequences, then remarks
+        match = issue.search(plain)
+        if match is None:
             continue
-        found = Diagnosis(issue, _line_at(plain, m), {k: v for k, v in m.groupdict().items() if v})
-        if issue.rank != "remark":
-            return found if by_exit is None or issue.rank == "cause" else Diagnosis(by_exit)
-        remark = remark or found
+        groups = {name: value for name, value in match.groupdict().items() if value}
+        diagnosis = Diagnosis(issue, _line_at(plain, match), groups)
+        if issue.rank == "remark":
+            remark = remark or diagnosis
+        elif by_exit is None or issue.rank == "cause":
+            return diagnosis
+        else:
+            return Diagnosis(by_exit)
     return Diagnosis(by_exit) if by_exit is not None else remark
 
 
-def _line_at(text: str, m: re.Match[str]) -> str:
-    start = text.rfind("\n", 0, m.start()) + 1
-    end = text.find("\n", m.end())
+def _issue_of_exit(returncode: int | None) -> KnownIssue | None:
+    for issue in ISSUES:
+        if returncode is not None and returncode in issue.exit_codes:
+            return issue
+    return None
+
+
+def _line_at(text: str, match: re.Match[str]) -> str:
+    """The whole lines that a match lies in."""
+    start = text.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
     return clean(text[start : end if end >= 0 else len(text)], 400)

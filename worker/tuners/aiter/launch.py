@@ -1,4 +1,7 @@
-"""Makes the command line of an AITER process. It only has flags that the script has."""
+"""Makes the command line of an AITER process, and names the files in its folder.
+
+`argv` only sets flags that the script of this image has (script.py reads them); session.py calls it for each process.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,39 @@ from pathlib import Path
 
 from worker.families import Family
 from worker.tuners.aiter.script import TunerScript
-from worker.tuners.aiter.spec import Options, tuner_arg_flags
+from worker.tuners.aiter.spec import AiterOptions, tuner_arg_flags
 
-UNTUNED, TUNED, PROFILE, LOG = "untuned.csv", "tuned.csv", "profile.csv", "tuner.log"
-"""Files in the folder of a process: what AITER reads and writes, and what it prints."""
-JOURNAL, LEFT_OUT = "candidates.jsonl", "blocked.jsonl"
-"""Files of the shim in that folder: its records, and the candidates that it leaves out (shim/sitecustomize.py)."""
+UNTUNED = "untuned.csv"
+"""AITER's input, in the folder of a process as all of these: the key columns of the shapes."""
+TUNED = "tuned.csv"
+"""AITER's output: the winners."""
+PROFILE = "profile.csv"
+"""AITER's output: all candidates."""
+LOG = "tuner.log"
+"""All that AITER prints."""
+JOURNAL = "candidates.jsonl"
+"""The shim's records of candidates (journal.py)."""
+BLOCKED = "blocked.jsonl"
+"""The shim's input: the candidates that are not measured (choice.py)."""
 DEFAULT_BATCH = 4
 """Shapes a batch if the version loses nothing by it: a pool of processes starts for each, 10 to 25 s."""
 LONGEST_TIMEOUT_S = 7 * 24 * 3600
+"""--timeout if the user sets no limit. Without the flag, AITER stops a task after 1800 s since 2026-08-08."""
 
 
-def batch_size(family: Family, script: TunerScript, options: Options) -> int:
+def batch_size(family: Family, script: TunerScript, options: AiterOptions) -> int:
     """Shapes that AITER takes at once.
 
     A shape without a valid candidate spoils the later shapes of its batch before `daa8e94a49` (2026-04-15), the day
     after `--run_config` came. We take winners from the profile there, and still give such a version one shape a batch.
     """
-    several = family.aiter.always_has_candidates and script.has("--run_config")
-    return options.batch or (DEFAULT_BATCH if several else 1)
+    if options.batch:
+        return options.batch
+    keeps_later_shapes = family.aiter.always_has_candidates and script.has("--run_config")
+    return DEFAULT_BATCH if keeps_later_shapes else 1
 
 
-def ignored_options(script: TunerScript, options: Options) -> list[str]:
+def ignored_options(script: TunerScript, options: AiterOptions) -> list[str]:
     """Notes on the options that the user asked for and that this version of the script does not have."""
     asked = {
         "--warmup": (options.warmup, "--warmup"),
@@ -48,9 +62,12 @@ def ignored_options(script: TunerScript, options: Options) -> list[str]:
 
 
 def argv(
-    family: Family, script: TunerScript, options: Options, folder: Path, *, batch: int, err_ratio: float
+    family: Family, script: TunerScript, options: AiterOptions, folder: Path, *, batch: int, err_ratio: float
 ) -> list[str]:
     """The arguments after the interpreter. Raises ValueError if the script lacks a flag that nothing replaces.
+
+    Always --mp 1, because the slot has one GPU. Then AITER measures all candidates of a shape in one process of its
+    pool, and a kernel that faults takes those of its shape along.
 
     Never `--verbose`: since 2026-05-26 (9a41912018) AITER's comparison raises with it instead of returning the error,
     and a wrong candidate reads as one that cannot run.
@@ -88,7 +105,9 @@ def _file_flag(script: TunerScript, *names: str) -> str:
     raise ValueError(f"{script.path.name} of this image has none of {' and '.join(names)}")
 
 
-def aiter_timeout(options: Options, batch: int) -> int:
+def aiter_timeout(options: AiterOptions, batch: int) -> int:
     """AITER's own limit of a task in seconds. It is beyond ours, because a shape that AITER gives up is lost silently
     with all candidates. Until 2026-08 it counts from the start of the batch."""
-    return int(options.tuner_timeout * 1.5 + 60) * batch if options.tuner_timeout else LONGEST_TIMEOUT_S
+    if not options.tuner_timeout:
+        return LONGEST_TIMEOUT_S
+    return int(options.tuner_timeout * 1.5 + 60) * batch

@@ -1,8 +1,10 @@
 """The modules that AITER builds: the node's store of them, the slot's folder, and the locks of dead builders.
 
-AITER builds its modules in the slot's own folder, which starts as a copy of earlier builds on this node for the same
-image and chip (`ModuleStore`, beside the run folders). A slot never builds in the store: a finished build is published
-there under a lock.
+AITER builds its modules (for minutes) in the slot's own folder, which starts as a copy of earlier builds on this node
+for the same image and chip (`ModuleStore`, beside the run folders). A slot never builds in the store: tuner.py takes
+`building`, builds in the slot's folder, and publishes the finished build. A folder for each slot is needed because
+before 2026-07-09 (f8afb99ccc) a lock that a killed build left in AITER's folder blocks every later process for ever,
+and after it the test for a dead builder is wrong in containers that share the host's name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 POLL_S = 0.2
-_LEFT_OUT = ("build", "__pycache__")
+_NOT_KEPT = ("build", "__pycache__")
 """Folders of a built tree that we do not keep: objects and sources are large and not needed again."""
 _LOCKS = ("build/lock_*", "build/*/build/lock", "build/**/.ninja_lock", "*.lock")
 
@@ -30,13 +32,13 @@ class ModuleStore:
         self.blocklist = self.root / "blocklist.jsonl"
         self.repro = self.root / "repro"
 
-    def is_warm(self, what: str) -> bool:
-        """True if the modules of `what` (a family) were built and published."""
-        return (self.root / f"{what}.warm").exists()
+    def is_warm(self, family: str) -> bool:
+        """True if the modules of the family were built and published."""
+        return (self.root / f"{family}.warm").exists()
 
     @contextmanager
-    def building(self, alive_now: Callable[[], None]) -> Iterator[None]:
-        """Hold the node's right to build for this image. Waits, calling `alive_now`; a dead holder's ends by itself."""
+    def building(self, alive: Callable[[], None]) -> Iterator[None]:
+        """Wait for the node's right to build for this image, calling `alive`; a dead slot's right ends by itself."""
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / "building", "ab") as f:
             while True:
@@ -44,31 +46,32 @@ class ModuleStore:
                     fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    alive_now()
+                    alive()
                     time.sleep(POLL_S)
             yield
 
-    def publish(self, slot: Path, what: str) -> None:
+    def publish(self, slot: Path, family: str) -> None:
         """Publish what a slot built; every file by a rename, so that a copy never sees half of one."""
         for path in sorted(slot.rglob("*")):
             inside = path.relative_to(slot)
-            if path.is_symlink() or not path.is_file() or inside.parts[0] in _LEFT_OUT:
+            if path.is_symlink() or not path.is_file() or inside.parts[0] in _NOT_KEPT:
                 continue
-            to = self.modules / inside
-            to.parent.mkdir(parents=True, exist_ok=True)
-            aside = to.with_name(f".{to.name}.{os.getpid()}")
-            shutil.copy2(path, aside)
-            os.replace(aside, to)
-        (self.root / f"{what}.warm").touch()
+            published = self.modules / inside
+            published.parent.mkdir(parents=True, exist_ok=True)
+            hidden = published.with_name(f".{published.name}.{os.getpid()}")
+            shutil.copy2(path, hidden)
+            os.replace(hidden, published)
+        (self.root / f"{family}.warm").touch()
 
     def copy_to(self, slot: Path) -> None:
         """Copy what the slot lacks."""
         for path in sorted(self.modules.rglob("*")):
-            to = slot / path.relative_to(self.modules)
-            if path.is_file() and not path.name.startswith(".") and (to.is_symlink() or not to.exists()):
-                to.parent.mkdir(parents=True, exist_ok=True)
-                to.unlink(missing_ok=True)
-                shutil.copy2(path, to)
+            target = slot / path.relative_to(self.modules)
+            is_lacking = target.is_symlink() or not target.exists()  # a link leads to a module of the image
+            if path.is_file() and not path.name.startswith(".") and is_lacking:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                shutil.copy2(path, target)
 
 
 def link_shipped_modules(slot: Path, package: Path) -> None:
@@ -88,12 +91,15 @@ def clear_stale_locks(folders: list[Path]) -> list[str]:
     Every builder keeps its lock open. So a lock is stale if no process has it open, which can be told if all processes
     of this user can be looked into.
     """
-    found = [p for folder in folders for pattern in _LOCKS for p in folder.glob(pattern) if p.is_file()]
-    held = _open_files() if found else None
+    locks: list[Path] = []
+    for folder in folders:
+        for pattern in _LOCKS:
+            locks += [path for path in folder.glob(pattern) if path.is_file()]
+    held = _open_files() if locks else None
     if held is None:
         return []
     removed: list[str] = []
-    for lock in found:
+    for lock in locks:
         with suppress(OSError):  # its owner is just done
             info = lock.stat()
             if (info.st_dev, info.st_ino) not in held:
@@ -104,7 +110,7 @@ def clear_stale_locks(folders: list[Path]) -> list[str]:
 
 def _open_files() -> set[tuple[int, int]] | None:
     """(device, inode) of every file that a process of ours has open; None if one cannot be looked into."""
-    out: set[tuple[int, int]] = set()
+    opened: set[tuple[int, int]] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if entry.stat().st_uid != os.geteuid():
@@ -112,9 +118,9 @@ def _open_files() -> set[tuple[int, int]] | None:
             for fd in os.listdir(entry / "fd"):
                 with suppress(OSError):
                     info = os.stat(entry / "fd" / fd)
-                    out.add((info.st_dev, info.st_ino))
+                    opened.add((info.st_dev, info.st_ino))
         except PermissionError:
             return None
         except OSError:  # it ended meanwhile
             continue
-    return out
+    return opened

@@ -1,8 +1,11 @@
 """Runs one AITER process, and follows it to its end.
 
+tuner.py calls `run_shapes` for each process, and decides by the `ProcessEnd` what to do with the shapes that have no
+verdict. tracker.py knows the shapes.
+
 We end the process early if it cannot go on: a candidate's process is dead, it prints a known issue that ends processes,
 it makes no progress, or a shape takes too long. AITER itself would wait (for ever, before 2025-12-30) or drop all
-candidates of the shape. `tracker.py` knows the shapes.
+candidates of the shape.
 """
 
 from __future__ import annotations
@@ -18,11 +21,10 @@ from worker.families import legal_cells
 from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import SHAPE_VERDICTS, Row, SpecShape
 from worker.text import clean, plural
-from worker.tuners.aiter.blocklist import LeftOut
+from worker.tuners.aiter.choice import CandidateChoice
+from worker.tuners.aiter.journal import JournalStep
 from worker.tuners.aiter.known_issues import Diagnosis, diagnose, ends_process
-from worker.tuners.aiter.launch import LEFT_OUT, LOG, UNTUNED
-from worker.tuners.aiter.repro import command
-from worker.tuners.aiter.rows import JournalStep
+from worker.tuners.aiter.launch import BLOCKED, LOG, UNTUNED
 from worker.tuners.aiter.session import Job
 from worker.tuners.aiter.tracker import ShapeTracker
 from worker.tuners.base import Emit, TunerFault
@@ -39,55 +41,63 @@ COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdc
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """End of a process: `how` (done, fault, hang, oom or error), its text, its status, the candidate at work if known,
-    and the last lines that it printed.
-
-    `left`: shapes without a verdict. `current`: the shape in flight; `partial`: what was measured of it.
-    """
+    """The end of a process, and what it leaves."""
 
     how: str
+    """done, fault, hang, oom or error."""
     detail: str
     status: int | None = None
+    """Its exit status, -N for a signal; None if we ended it."""
     step: JournalStep | None = None
+    """The candidate at work, if one is to blame and it is known."""
     output: str = ""
-    left: tuple[int, ...] = ()
+    """The last lines that it printed."""
+    remaining: tuple[int, ...] = ()
+    """Shapes without a verdict."""
     current: int | None = None
+    """The shape in flight."""
     partial: tuple[Row, ...] = ()
+    """Rows measured of that shape."""
 
     @property
     def known(self) -> Diagnosis | None:
         """The known issue that explains it best."""
         return diagnose(f"{self.output}\n{self.detail}", self.status)
 
-    def told(self, when: str = "") -> str:
+    def describe(self, when: str = "") -> str:
         """Text of the failure. `when`: on which shape of gemmfleet's own, "" for a user's."""
         text = f"{self.detail} ({when})" if when else self.detail
         known = self.known
         if known is not None:
-            more = known.detail(text, own_shape=bool(when))
-            return f"{text}: {more}" if more else text
+            return f"{text}: {known.detail(text, own_shape=bool(when))}"
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return f"{text}: last line of its output: {lines[-1][:300]}" if lines else text
 
 
-def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, left_out: LeftOut) -> ProcessEnd:
+def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, choice: CandidateChoice) -> ProcessEnd:
     """Tune the shapes in one process, in a new folder of its own. Raises OSError, ValueError, and TunerFault if AITER
     names another chip: rows are looked up by gfx and cu_num."""
     folder.mkdir(parents=True)
-    rows = [legal_cells(job.family, s.key) for s in shapes]
-    with open(folder / UNTUNED, "w", newline="") as f:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(job.family.to_aiter(job.columns))
-        out.writerows([row.get(c, "") for c in job.columns] for row in rows)
-    left_out.write(folder / LEFT_OUT)
-    tracker = ShapeTracker(job, shapes, folder, left_out, emit)
+    _write_untuned(job, shapes, folder / UNTUNED)
+    choice.write(folder / BLOCKED)
+    tracker = ShapeTracker(job, shapes, folder, choice, emit)
     log = OutputLog(folder / LOG)
     with log.open() as printed:
-        process = Child(command(job, folder), env=job.env(folder), cwd=job.image.tree.root, out=printed.fileno())
+        process = Child(job.command(folder), env=job.env(folder), cwd=job.image.tree.root, out=printed.fileno())
     end = _Follower(job, tracker, emit, log).follow(process)
     if job.image.seen_by_torch:
         _check_chip(job, tracker)
     return end
+
+
+def _write_untuned(job: Job, shapes: Sequence[SpecShape], path: Path) -> None:
+    """The script's input. Raises ValueError for a cell that is not legal: AITER evaluates some of them."""
+    rows = [legal_cells(job.family, shape.key) for shape in shapes]
+    with open(path, "w", newline="") as f:
+        writer = csv.writer(f, lineterminator="\n")
+        writer.writerow(job.family.to_aiter(job.columns))
+        for row in rows:
+            writer.writerow([row.get(column, "") for column in job.columns])
 
 
 def _check_chip(job: Job, tracker: ShapeTracker) -> None:
@@ -107,10 +117,17 @@ class _Follower:
         self._shape_s = job.options.tuner_timeout
         self._quiet_limit_s = job.options.tuner_timeout or job.quiet_s
         self._grace_s = job.grace_s
-        self._tracker, self._emit = tracker, emit
-        self._log, self._lines = log, Splitter()
+        self._tracker = tracker
+        self._emit = emit
+        self._log = log
+        self._lines = Splitter()
         self._fatal_at: float | None = None
-        self._quiet = self._of_shape = self._busy = 0.0
+        self._quiet_for = 0.0
+        """Seconds without a sign of progress."""
+        self._shape_for = 0.0
+        """Seconds that the shape in flight has taken."""
+        self._compiler_cpu = 0.0
+        """CPU seconds of its compilers when we looked last."""
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
 
     def follow(self, process: Child) -> ProcessEnd:
@@ -132,17 +149,17 @@ class _Follower:
         while process.returncode is None:
             moved = self._read()
             seconds = watch.turn()
-            self._quiet += seconds
-            self._of_shape += seconds
+            self._quiet_for += seconds
+            self._shape_for += seconds
             if self._tracker.current != shape:
                 shape = self._tracker.current
-                self._of_shape = seconds
+                self._shape_for = seconds
                 moved = True
             if moved:
-                self._quiet = 0.0
-            elif self._quiet - seconds >= COMPILER_SEARCH_S and self._compiles(process):
-                self._quiet = 0.0
-                self._of_shape = 0.0
+                self._quiet_for = 0.0
+            elif self._quiet_for - seconds >= COMPILER_SEARCH_S and self._compiles(process):
+                self._quiet_for = 0.0
+                self._shape_for = 0.0
             self._emit.alive()  # we look for hangs ourselves: the agent's watchdog does not know the candidate
             why = self._why_end(time.monotonic())
             if why is not None:
@@ -168,9 +185,9 @@ class _Follower:
         if tracker.fatal is not None:
             self._fatal_at = self._fatal_at or now
             return tracker.fatal if now - self._fatal_at > LAST_WORDS_S else None
-        if self._shape_s and self._of_shape > self._shape_s:
+        if self._shape_s and self._shape_for > self._shape_s:
             return "hang", f"the shape took longer than {self._shape_s:g} s (--tuner-timeout)"
-        if self._quiet > self._quiet_limit_s:
+        if self._quiet_for > self._quiet_limit_s:
             return "hang", f"no sign of progress for {self._quiet_limit_s:g} s"
         return None
 
@@ -180,17 +197,21 @@ class _Follower:
         if not dead:
             return
         if tracker.read() and dead[0] not in tracker.at_work():
-            return  # it had ended, and its process after it
+            return  # the candidate had ended, and its process after it
         tracker.set_fatal("fault", f"the process of candidate {dead[0].candidate.describe()} died")
 
     def _compiles(self, process: Child) -> bool:
         """True if a compiler of its tree is at work: a build may print nothing for minutes."""
         compilers = [pid for pid, name in process.members().items() if name.startswith(COMPILERS)]
-        before, self._busy = self._busy, cpu_seconds(compilers)
-        return bool(compilers) and self._busy != before
+        before = self._compiler_cpu
+        self._compiler_cpu = cpu_seconds(compilers)
+        return bool(compilers) and self._compiler_cpu != before
 
     def _end(self, status: int | None, why: tuple[str, str] | None, output: str) -> ProcessEnd:
-        """The end, once all is settled that can be; the shape to blame is in flight then."""
+        """The end, once all is settled that can be; the shape to blame is in flight then.
+
+        `why`: how and why we ended it, None if it ended by itself.
+        """
         tracker = self._tracker
         diagnosis = diagnose(output, None)
         reason = ""
@@ -198,37 +219,43 @@ class _Follower:
             reason = diagnosis.issue.reason
         at_work = tracker.at_work()
         step = at_work[0] if at_work else None
-
-        # our own reason to end it comes first, then a signal, then a status with shapes that have no result
-        how, text = "done", ""
-        without_result = tracker.unknown()
         why = why or tracker.fatal
         if why is not None:
-            how, text = why
-            named = step.candidate.describe() if step is not None else ""
-            if named not in text:
-                text = f"{text}, at candidate {named}"
             status = None  # it would be that of our own signal
-        elif status is not None and status < 0:
-            how, text = "fault", f"AITER's process {exit_words(status)}"
-        elif without_result and reason not in SHAPE_VERDICTS and (status or reason):
-            how = "error"
-            text = f"AITER ended with status {status}, {plural(len(without_result), 'shape')} without a result"
-
+        how, text = self._outcome(status, why, reason, step)
         chip = diagnosis.line if diagnosis is not None and reason == "unsupported" else ""
-        excuse = tracker.settle_all(whole=how == "done", chip=chip, refused=reason in SHAPE_VERDICTS)
+        excuse = tracker.settle_all(has_finished=how == "done", chip=chip, no_kernel=reason in SHAPE_VERDICTS)
         if excuse is not None:
             how, text = excuse
         blames_image = diagnosis is not None and diagnosis.blames_image
         if how not in ("fault", "hang") or blames_image:
-            step = None  # no candidate is left out for it
+            step = None  # no candidate is blocked for it
         return ProcessEnd(
             how=how,
             detail=text,
             status=status,
             step=step,
             output=output,
-            left=tuple(tracker.left),
+            remaining=tuple(tracker.remaining),
             current=tracker.current,
-            partial=tuple(tracker.partial()),
+            partial=tuple(tracker.rows_in_flight()),
         )
+
+    def _outcome(
+        self, status: int | None, why: tuple[str, str] | None, reason: str, step: JournalStep | None
+    ) -> tuple[str, str]:
+        """(how, text). Our own reason to end it comes first, then a signal, then shapes without a result.
+
+        `reason`: of the known issue in its output, "" if there is none.
+        """
+        if why is not None:
+            how, text = why
+            candidate = step.candidate.describe() if step is not None else ""
+            return how, text if candidate in text else f"{text}, at candidate {candidate}"
+        if status is not None and status < 0:
+            return "fault", f"AITER's process {exit_words(status)}"
+        without_result = self._tracker.without_result()
+        if without_result and reason not in SHAPE_VERDICTS and (status or reason):
+            count = plural(len(without_result), "shape")
+            return "error", f"AITER ended with status {status}, {count} without a result"
+        return "done", ""

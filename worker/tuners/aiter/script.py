@@ -1,6 +1,7 @@
 """A family's tuner script as this AITER has it: its options, and the columns of its list of shapes.
 
-The script is read, not run.
+The script is read, not run: scripts of all dates stop with status 2 at a flag that they do not know, so launch.py only
+sets those that `TunerScript.has`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ _FLAG_ACTIONS = frozenset(("store_true", "store_false", "store_const", "append_c
 
 @dataclass(frozen=True, slots=True)
 class TunerScript:
-    """One family's script. `flags`: each long option, `flag` or `value`. `columns`: those of its untuned CSV, in
-    AITER's words."""
+    """One family's script."""
 
     path: Path
     flags: Mapping[str, str]
+    """Its long options: `flag` if one takes no value, else `value`."""
     columns: tuple[str, ...]
+    """Columns of its untuned CSV, in AITER's words."""
 
     def has(self, flag: str) -> bool:
         return flag in self.flags
@@ -32,8 +34,8 @@ class TunerScript:
 
 def read_script(files: TreeFiles, family: Family, path: Path) -> TunerScript:
     """The family's script, with the columns of the list of shapes that AITER ships for it."""
-    listed = files.text(files.tree.package / "configs" / family.untuned_csv).split("\n", 1)[0]
-    columns = tuple(c.strip() for c in listed.split(",") if c.strip())
+    header = files.text(files.tree.package / "configs" / family.untuned_csv).split("\n", 1)[0]
+    columns = tuple(filter(None, (column.strip() for column in header.split(","))))
     return TunerScript(path, _flags(files, path, set()), columns or family.to_aiter(family.key_names))
 
 
@@ -70,8 +72,11 @@ def _imported_tuner(files: TreeFiles, script: Path, node: ast.ImportFrom, seen: 
         folders = [files.tree.package.parent]
     else:
         folders = [script.parent, *sorted((files.tree.meta / "hsa").glob("gfx*"))]
-    paths = [folder.joinpath(*parts).with_suffix(".py") for folder in folders]
-    return next((path for path in paths if path.is_file() and path not in seen), None)
+    for folder in folders:
+        path = folder.joinpath(*parts).with_suffix(".py")
+        if path.is_file() and path not in seen:
+            return path
+    return None
 
 
 def _options_added(call: ast.Call) -> dict[str, str]:

@@ -1,11 +1,13 @@
-"""The AITER of a slot from the tuner's start to its end, and the settings that shapes of a family are tuned with.
+"""The AITER of a slot from the tuner's start to its end (`Session`), and all that shapes of a family need (`Job`).
 
-The image is read by `image.py`, its built modules are kept by `modules.py`.
+tuner.py makes the session when it opens, and a job of it for each group. image.py reads the image, modules.py keeps
+its built modules, workarounds.py mends a scratch copy of its tree.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,18 +15,15 @@ from pathlib import Path
 from worker.aiter_tree.kernels import KernelLists
 from worker.families import Family
 from worker.protocol.paths import CACHE_ENV
-from worker.tuners.aiter.adapted_tree import Applied, needed, prepare
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity
-from worker.tuners.aiter.environment import (
-    environment,
-)
+from worker.tuners.aiter.environment import environment
 from worker.tuners.aiter.image import AiterImage
-from worker.tuners.aiter.launch import batch_size, ignored_options
+from worker.tuners.aiter.launch import argv, batch_size, ignored_options
 from worker.tuners.aiter.modules import ModuleStore, clear_stale_locks, link_shipped_modules
 from worker.tuners.aiter.rows import KernelNames
 from worker.tuners.aiter.script import TunerScript
-from worker.tuners.aiter.spec import Options
-from worker.tuners.aiter.workarounds import WorkaroundRefusedError
+from worker.tuners.aiter.spec import AiterOptions
+from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, apply_workarounds, needed_workarounds
 from worker.tuners.base import Place
 
 BUILD_QUIET_S = 600.0
@@ -38,28 +37,34 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that shapes of a family are tuned with.
-
-    `slot`: the slot's own folder, with `jit` and `tmp`. `batch`: shapes that AITER takes at once. `names`: kernel names
-    of the family as far as they are known, filled as rows come. `err_ratio`: the largest error. `quiet_s`: seconds of
-    silence that are a hang. `grace_s`: seconds from SIGINT to SIGKILL.
-    """
+    """All that shapes of a family are tuned with."""
 
     image: AiterImage
     slot: Path
+    """The slot's own folder, with `jit` and `tmp`."""
     family: Family
     script: TunerScript
-    options: Options
+    options: AiterOptions
     batch: int
+    """Shapes that AITER takes at once."""
     names: KernelNames
+    """Kernel names of the family as far as they are known; filled as rows come."""
     err_ratio: float
+    """The largest share of wrong elements of a winner."""
     quiet_s: float = BUILD_QUIET_S
+    """Seconds of silence that are a hang."""
     grace_s: float = 5.0
+    """Seconds from SIGINT to SIGKILL."""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the untuned CSV, by our names."""
         return self.family.from_aiter(self.script.columns)
+
+    def command(self, folder: Path) -> list[str]:
+        """The command line of a process that has its files in a folder. Raises ValueError."""
+        words = argv(self.family, self.script, self.options, folder, batch=self.batch, err_ratio=self.err_ratio)
+        return [sys.executable, *words]
 
     def env(self, watched: Path | None = None) -> dict[str, str]:
         """The environment of a process of AITER; `watched`: its folder, if the shim is to report its candidates."""
@@ -68,15 +73,18 @@ class Job:
 
 @dataclass(slots=True)
 class Session:
-    """The slot's AITER from the tuner's start to its end. `image`: with its own tree."""
+    """The slot's AITER from the tuner's start to its end."""
 
     image: AiterImage
+    """With its own tree, which is never changed."""
     slot: Path
     store: ModuleStore
     blocklist: Blocklist
     kernels: KernelLists
     _names: dict[str, KernelNames] = field(default_factory=dict)
-    _images: dict[tuple[str, ...], AiterImage] = field(default_factory=dict)
+    """By family."""
+    _adapted: dict[tuple[str, ...], AiterImage] = field(default_factory=dict)
+    """The image with a scratch copy of its tree, by the names of the workarounds in it."""
 
     @classmethod
     def make(cls, image: AiterImage, place: Place) -> Session:
@@ -95,27 +103,33 @@ class Session:
     def adapted(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself
         if they need none. Raises OSError."""
-        names = tuple(needed(self.image.findings, family, keys))
-        if names and names not in self._images:
-            self._images[names] = self._with_workarounds(names)
-        return self._images.get(names, self.image)
+        names = tuple(needed_workarounds(self.image.findings, family, keys))
+        if names and names not in self._adapted:
+            self._adapted[names] = self._with_workarounds(names)
+        return self._adapted.get(names, self.image)
 
     def _with_workarounds(self, names: tuple[str, ...]) -> AiterImage:
+        folder = self.slot / "-".join(("tree", *names))
         try:
-            scratch, applied = prepare(self.image.findings, names, self.slot / "-".join(("tree", *names)))
+            scratch, applied = apply_workarounds(self.image.findings, names, folder)
         except WorkaroundRefusedError as e:
             say(f"a workaround is not applied: {e}")
             return self.image
-        for one in applied:
-            say(f"{one['name']} is applied to a scratch copy ({'; '.join(one['evidence'][:2])})")
+        for workaround in applied:
+            evidence = "; ".join(workaround["evidence"][:2])
+            say(f"{workaround['name']} is applied to a scratch copy ({evidence})")
         return replace(self.image, tree=scratch.tree, applied=applied)
 
     @property
     def applied(self) -> tuple[Applied, ...]:
         """Every workaround in use so far."""
-        return tuple({a["name"]: a for image in self._images.values() for a in image.applied}.values())
+        by_name: dict[str, Applied] = {}
+        for image in self._adapted.values():
+            for workaround in image.applied:
+                by_name[workaround["name"]] = workaround
+        return tuple(by_name.values())
 
-    def job(self, family: Family, options: Options, keys: Iterable[Mapping[str, object]] = ()) -> Job:
+    def job(self, family: Family, options: AiterOptions, keys: Iterable[Mapping[str, object]] = ()) -> Job:
         """The job for shapes of these keys, with the limits of gemmfleet's own tiny shapes. Raises OSError, LookupError
         if the tree has no script of the family."""
         image = self.adapted(family, keys)
@@ -123,8 +137,16 @@ class Session:
         assert script is not None  # else `refusal` says so
         for note in ignored_options(script, options):
             say(note)
-        names, batch = self._names.setdefault(family.name, KernelNames()), batch_size(family, script, options)
-        return Job(image, self.slot, family, script, options, batch, names, family.aiter.err_ratio)
+        return Job(
+            image=image,
+            slot=self.slot,
+            family=family,
+            script=script,
+            options=options,
+            batch=batch_size(family, script, options),
+            names=self._names.setdefault(family.name, KernelNames()),
+            err_ratio=family.aiter.err_ratio,
+        )
 
     def env(self) -> dict[str, str]:
         """The environment of a process that tunes nothing."""

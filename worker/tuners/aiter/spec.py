@@ -13,41 +13,12 @@ LARGEST_BYTES = 64 << 30
 """Operands, output and float32 references above this may not fit beside AITER's copies of them."""
 
 
-OURS = frozenset(
-    {
-        "-i",
-        "--untune_file",
-        "-o",
-        "--tune_file",
-        "-o2",
-        "--profile_file",
-        "--mp",
-        "--all",
-        "--sort",
-        "--batch",
-        "--errRatio",
-        "--timeout",
-        "--warmup",
-        "--iters",
-        "-k",
-        "--splitK",
-        "-v",
-        "--verbose",
-        "--input_file",
-        "--tuned_file",
-        "--run_config",
-        "--compare",
-        "--update_improved",
-        "--min_improvement_pct",
-        "--model_dir",
-        "--preshuffle",
-        "--apply",
-        "--batch_g",
-        "--M",
-        "--N",
-        "--K",
-    }
-)
+OURS = frozenset((
+    "-i", "--untune_file", "--input_file", "-o", "--tune_file", "--tuned_file", "-o2", "--profile_file",
+    "--mp", "--all", "--sort", "--batch", "--errRatio", "--timeout", "--warmup", "--iters", "-k", "--splitK",
+    "-v", "--verbose", "--run_config", "--compare", "--update_improved", "--min_improvement_pct", "--model_dir",
+    "--preshuffle", "--apply", "--batch_g", "--M", "--N", "--K",
+))  # fmt: skip
 """Flags that gemmfleet sets, or must not be set."""
 REFUSED = {
     "--grouped-gemm": "it tunes AITER's tuned_grouped_fmoe.csv, whose rows have other columns, are for gfx1250 and name"
@@ -61,7 +32,7 @@ REFUSED = {
 def _words(value: Any) -> tuple[str, ...]:
     """Rule: a word, or a list of words."""
     words = [value] if isinstance(value, str) else value
-    if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) and w for w in words):
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and word for word in words):
         raise ValueError("no list of words")
     return tuple(words)
 
@@ -70,7 +41,7 @@ _COUNT = whole(0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AiterOptions:
     """Each option with its default. 0 or empty: AITER's own, or what its version needs."""
 
     family: str = option("", text)
@@ -88,50 +59,60 @@ class Options:
     """Further arguments for the script, each flag checked against those it has."""
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Options:
+    def parse(cls, raw: Mapping[str, Any]) -> AiterOptions:
         """Raises ValueError with every fault: unknown option, wrong type, value out of range."""
         return parse_options(cls, "aiter", raw)
 
 
 def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """(flag, its arguments) of further arguments. Raises ValueError where one is ours or stands alone."""
-    out: list[tuple[str, list[str]]] = []
+    """The words of --tuner-arg by flag: ("--libtype", ["--libtype", "ck"]).
+
+    Raises ValueError if a flag is ours to set or tunes something else, or if a value comes without a flag.
+    """
+    flags: list[tuple[str, list[str]]] = []
     for word in words:
         name, sep, value = word.partition("=")
-        if name.startswith("-") and not name.lstrip("-").replace(".", "").isdigit():
-            if name in OURS:
-                raise ValueError(f"--tuner-arg {word}: {name} is gemmfleet's to set")
-            if name in REFUSED:
-                raise ValueError(f"--tuner-arg {word}: {REFUSED[name]}")
-            if not name.startswith("--"):
-                raise ValueError(f"--tuner-arg {word}: write the long name of the flag")
-            out.append((name, [name, value] if sep else [name]))
-        elif out:
-            out[-1][1].append(word)
+        is_number = name.lstrip("-").replace(".", "").isdigit()
+        if name.startswith("-") and not is_number:
+            _check_flag(name, word)
+            flags.append((name, [name, value] if sep else [name]))
+        elif flags:
+            flags[-1][1].append(word)
         else:
             raise ValueError(f"--tuner-arg {word}: a flag such as --libtype must come first")
-    return out
+    return flags
+
+
+def _check_flag(name: str, word: str) -> None:
+    if name in OURS:
+        raise ValueError(f"--tuner-arg {word}: {name} is gemmfleet's to set")
+    if name in REFUSED:
+        raise ValueError(f"--tuner-arg {word}: {REFUSED[name]}")
+    if not name.startswith("--"):
+        raise ValueError(f"--tuner-arg {word}: write the long name of the flag")
 
 
 def _parse(options: Mapping[str, Any]) -> object:
-    parsed = Options.parse(options)
+    parsed = AiterOptions.parse(options)
     tuner_arg_flags(parsed.tuner_args)  # raises where no script can take them
     return parsed
 
 
 def risk(family: str, key: Mapping[str, int | str]) -> str:
-    """Class of shapes on which a kernel of AITER may fault (`Family.risks`), in words; "" for none. No verdict: it
-    keeps what a fault would take along small."""
+    """The reason that a kernel of AITER may fault on a shape (`Family.risks`); "" if none is known.
+
+    Such shapes are tuned all the same, but in groups of their own, so that a fault takes little along.
+    """
     from worker.families import FAMILIES  # here, as below: a command's help reads the specs, and no family
 
     risks = FAMILIES[family].risks
     if not risks:
         return ""
-    found = [words for r in risks if (words := r.of(key))]
+    reasons = [r.of(key) for r in risks]
     m, n, k = (int(key[c]) for c in ("M", "N", "K"))
     if 4 * int(key.get("B", 1)) * (m * k + n * k + m * n) > LARGEST_BYTES:
-        found.append("its references take more than 64 GiB")
-    return ", ".join(found)
+        reasons.append("its references take more than 64 GiB")
+    return ", ".join(filter(None, reasons))
 
 
 def _err_ratio(family: str) -> float:
@@ -143,8 +124,9 @@ def _err_ratio(family: str) -> float:
 def tree_version(name: str, device: Mapping[str, Any]) -> str:
     """Commit or version of the tree that a slot used, "" for unknown."""
     tree = device.get("aiter")
-    found = tree if isinstance(tree, dict) else {}
-    return str(found.get("commit") or found.get("version") or "")[:40]
+    if not isinstance(tree, dict):
+        return ""
+    return str(tree.get("commit") or tree.get("version") or "")[:40]
 
 
 SPEC = TunerSpec(
@@ -152,9 +134,7 @@ SPEC = TunerSpec(
     tuner_class="worker.tuners.aiter.tuner:AiterTuner",
     software="aiter",
     parse_options=_parse,
-    # 53 candidates and about 12 s a shape, a pool of processes 10 to 25 s a group (AITER's own practice on MI300 and
-    # MI355X), modules that are built at the start
-    start_limits=(7200.0, 900.0),  # the first start builds for minutes
+    start_limits=(7200.0, 900.0),  # the first start builds AITER's modules, for minutes
     keeps_cache=True,
     keeps_reproductions=True,
     wants_family=True,

@@ -1,26 +1,30 @@
-"""The state of the shapes that one AITER process measures, and their verdicts.
+"""Tracks the shapes that one AITER process measures, and reports their rows and verdicts to the agent.
 
-The shim's records and the CSV files are the only sources of progress. AITER takes the shapes in the order of its input,
-on one GPU one after the other, and writes its files after each batch. So once a candidate of a later batch begins, the
-shapes of the earlier batches are over, and what the files do not have of them will not come. A shape that is measured
-while its batch goes on is parked: its row comes with the batch.
+The shim's records (journal.py) and AITER's CSV files (tables.py) are the only sources of progress. AITER takes the
+shapes in the order of its input, on one GPU one after the other, and writes its files after each batch. So once a
+candidate of a later batch begins, the shapes of the earlier batches are over, and what the files do not have of them
+will not come. A shape goes this way; `remaining` are those that are not settled:
+
+    waiting -> in flight (`current`) -> parked, if another begins before its batch is written -> settled
+
+run.py calls `read` again and again while the process runs, and `settle_all` once when it has ended.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from worker.protocol import Row, SpecShape
-from worker.text import clean
-from worker.tuners.aiter.blocklist import CandidateId, LeftOut
+from worker.tuners.aiter.choice import BLOCKED_BEFORE, CandidateChoice
+from worker.tuners.aiter.journal import Journal, JournalStep, step_row
 from worker.tuners.aiter.known_issues import CANDIDATE_WARNING, diagnose
 from worker.tuners.aiter.launch import JOURNAL, PROFILE, TUNED
-from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, ShapeVerdict, Tables, shape_verdict, step_row
 from worker.tuners.aiter.session import Job, say
+from worker.tuners.aiter.tables import Tables
+from worker.tuners.aiter.verdict import ShapeVerdict, shape_verdict
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import is_fatal
 
@@ -28,78 +32,39 @@ UNSOUND_K = (
     "K is not a multiple of 256, and this AITER lays out the scales of such K wrongly past 32 rows, also for its "
     "production kernels; v0.1.14 and newer have it right"
 )
-READ_AT_ONCE = 4 * 1024 * 1024
-
-
-class Journal:
-    """The shim's records, read as they come. `open`: the candidate at work, by process; `ended`: by shape."""
-
-    def __init__(self, path: Path, columns: tuple[str, ...], shapes: Keys) -> None:
-        self._path, self._keys = path, ShapeKeys(columns, shapes)
-        self._at, self._rest = 0, b""
-        self.open: dict[int, JournalStep] = {}
-        self.ended: dict[int, list[JournalStep]] = {}
-
-    def read(self) -> list[JournalStep]:
-        """The steps since the last call."""
-        try:
-            with open(self._path, "rb") as f:
-                f.seek(self._at)
-                data = f.read(READ_AT_ONCE)
-        except FileNotFoundError:
-            return []
-        self._at += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        steps = [s for s in map(self._parse, lines) if s is not None]
-        for s in steps:
-            self.open.pop(s.pid, None)
-            if s.event == "begin":
-                self.open[s.pid] = s
-            elif s.shape is not None:
-                self.ended.setdefault(s.shape, []).append(s)
-        return steps
-
-    def _parse(self, line: bytes) -> JournalStep | None:
-        """The step of a record, such as `{"event": "end", "pid": 7, "key": [...], "candidate": [...], "us": 9.1,
-        "err": 0.0, "said": ""}`; None if the line is no record."""
-        try:
-            raw = json.loads(line)
-            candidate = CandidateId(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
-            return JournalStep(
-                event=str(raw["event"]),
-                shape=self._keys.of_values(candidate.key),
-                candidate=candidate,
-                pid=int(raw["pid"]),
-                us=float(raw.get("us", -1)),
-                err=float(raw.get("err", 1)),
-                said=clean(str(raw.get("said", "")), 1000),
-            )
-        except (ValueError, KeyError, TypeError):
-            return None
 
 
 class ShapeTracker:
-    """Tracks the shapes of one process, and reports them to the agent.
+    """The state of the shapes of one process."""
 
-    `current`: the shape in flight. `fatal`: how and why the process cannot go on, once that is known. `culprit`: the
-    candidate whose error spoilt the process for those after it. `tables`: the rows that AITER wrote.
-    """
-
-    def __init__(self, job: Job, shapes: Sequence[SpecShape], folder: Path, left_out: LeftOut, emit: Emit) -> None:
-        self._job, self._folder, self._left_out, self._emit = job, folder, left_out, emit
-        self._keys = {s.id: s.key for s in shapes}
+    def __init__(
+        self, job: Job, shapes: Sequence[SpecShape], folder: Path, choice: CandidateChoice, emit: Emit
+    ) -> None:
+        self._job = job
+        self._folder = folder
+        self._choice = choice
+        self._emit = emit
+        self._keys = {shape.id: shape.key for shape in shapes}
         self.tables = Tables(job.family, job.columns, self._keys, job.err_ratio)
+        """The rows that AITER wrote."""
         self._journal = Journal(folder / JOURNAL, job.columns, self._keys)
         self._order = list(self._keys)
         self._parked: set[int] = set()
-        self._batch, self._moved_at = -1, time.monotonic()
+        self._batch = -1
+        """Number of the latest batch that a candidate began of."""
+        self._moved_at = time.monotonic()
         self._excuses: dict[int, tuple[str, str]] = {}
         """Shapes whose failed candidates say nothing about them: the outcome of the attempt, and its text."""
         self._chip = ""
-        self.left = list(self._order)
+        """AITER's message that the family is not for this chip."""
+        self.remaining = list(self._order)
+        """Shapes without a verdict."""
         self.current: int | None = None
+        """The shape in flight."""
         self.fatal: tuple[str, str] | None = None
+        """The outcome and the text, once the process cannot go on."""
         self.culprit: JournalStep | None = None
+        """The candidate whose error spoilt the process for those after it."""
 
     def read(self) -> bool:
         """Take in what is new in the shim's records and the files; True if there was anything."""
@@ -109,20 +74,21 @@ class ShapeTracker:
                 self._take(step, step.shape)
         has_news = self.tables.read(self._folder / TUNED, self._folder / PROFILE) or bool(steps)
         if has_news:
-            for shape in list(self.left):
+            for shape in list(self.remaining):
                 if shape in self.tables.tuned or self._is_over(shape):
                     self._settle(shape)
-        if self.current is None:
-            waiting = [shape for shape in self.left if shape not in self._parked]
-            if waiting:
-                self.begin(waiting[0])
+        waiting = [shape for shape in self.remaining if shape not in self._parked]
+        if self.current is None and waiting:
+            self.begin(waiting[0])
         return has_news
 
     def _take(self, step: JournalStep, shape: int) -> None:
-        if step.event == "begin" and self._batch_of(shape) > self._batch:
-            say(f"set-up of batch {self._batch_of(shape) + 1}: {time.monotonic() - self._moved_at:.1f} s")
-        self._moved_at = time.monotonic()
-        self._batch = max(self._batch, self._batch_of(shape))
+        now = time.monotonic()
+        batch = self._batch_of(shape)
+        if step.event == "begin" and batch > self._batch:
+            say(f"set-up of batch {batch + 1}: {now - self._moved_at:.1f} s")
+        self._moved_at = now
+        self._batch = max(self._batch, batch)
         if step.event == "begin":
             self.begin(shape)
         elif step.said:
@@ -141,12 +107,12 @@ class ShapeTracker:
             self.set_fatal("fault", step.said)
 
     def set_fatal(self, how: str, detail: str) -> None:
-        """The process cannot go on; the first reason stays."""
+        """Note that the process cannot go on; the first reason stays. `how`: fault or hang."""
         self.fatal = self.fatal or (how, detail)
 
     def begin(self, shape: int) -> None:
         """Put the shape in flight; the one before is measured, its verdict comes later."""
-        if shape == self.current or shape not in self.left:
+        if shape == self.current or shape not in self.remaining:
             return
         if self.current is not None:
             self._emit.parked(self.current)
@@ -157,35 +123,37 @@ class ShapeTracker:
 
     def at_work(self) -> list[JournalStep]:
         """The candidates that began and did not end, the last first; before them the one that spoilt its process."""
-        culprit = [self.culprit] if self.culprit else []
-        return culprit + [s for s in list(self._journal.open.values())[::-1] if s.shape is not None]
+        steps = [step for step in reversed(self._journal.open.values()) if step.shape is not None]
+        return [self.culprit, *steps] if self.culprit else steps
 
-    def unknown(self) -> list[int]:
+    def without_result(self) -> list[int]:
         """Shapes that AITER has written nothing of, and is not through with."""
-        return [s for s in self.left if not self._is_known(s) and not self._is_over(s)]
+        return [shape for shape in self.remaining if not self._is_in_files(shape) and not self._is_over(shape)]
 
-    def settle_all(self, *, whole: bool, chip: str = "", refused: bool = False) -> tuple[str, str] | None:
-        """Settle at the end what is known; of a process that broke off, only what is in the files.
+    def settle_all(self, *, has_finished: bool, chip: str = "", no_kernel: bool = False) -> tuple[str, str] | None:
+        """Settle what is known when the process has ended; if it broke off (`has_finished` False), only what is in the
+        files.
 
-        `chip`: AITER's message that the family is not for this chip. `refused`: AITER reported shapes that no kernel
+        `chip`: AITER's message that the family is not for this chip. `no_kernel`: AITER reported shapes that no kernel
         takes. Returns outcome and text if the failed candidates of a shape say nothing about it; it is in flight then.
         """
         self._chip = chip
-        for shape in list(self.left):
-            ended = shape in self._journal.ended or chip or refused or self._is_over(shape)
-            if self._is_known(shape) or (whole and ended):
+        for shape in list(self.remaining):
+            is_done = shape in self._journal.ended or chip or no_kernel or self._is_over(shape)
+            if self._is_in_files(shape) or (has_finished and is_done):
                 self._settle(shape)
-        excused = [s for s in self.left if s in self._excuses]
         if self.culprit is not None and self.culprit.shape is not None:
             self.begin(self.culprit.shape)
-        elif excused and whole:
-            self.begin(excused[0])
-            return self._excuses[excused[0]]
-        return None
+            return None
+        excused = [shape for shape in self.remaining if shape in self._excuses]
+        if not excused or not has_finished:
+            return None
+        self.begin(excused[0])
+        return self._excuses[excused[0]]
 
-    def partial(self) -> list[Row]:
+    def rows_in_flight(self) -> list[Row]:
         """Rows measured of the shape in flight when the process broke off."""
-        return self._steps_as_rows(self.current) if self.current is not None else []
+        return self._journal_rows(self.current) if self.current is not None else []
 
     def _batch_of(self, shape: int) -> int:
         return self._order.index(shape) // self._job.batch
@@ -193,7 +161,7 @@ class ShapeTracker:
     def _is_over(self, shape: int) -> bool:
         return self._batch_of(shape) < self._batch
 
-    def _is_known(self, shape: int) -> bool:
+    def _is_in_files(self, shape: int) -> bool:
         return shape in self.tables.tuned or bool(self.tables.candidates(shape))
 
     def _settle(self, shape: int) -> None:
@@ -206,11 +174,11 @@ class ShapeTracker:
             return
         in_flight = self.current
         if shape not in self._parked:
-            self.begin(shape)
+            self.begin(shape)  # the agent takes rows and verdicts of begun shapes only
         for row in rows:
             self._emit.row(shape, row)
         self._report(shape, verdict)
-        self.left.remove(shape)
+        self.remaining.remove(shape)
         self._parked.discard(shape)
         if shape == self.current:
             self.current = None
@@ -225,7 +193,7 @@ class ShapeTracker:
             rows,
             self._job.err_ratio,
             chip=self._chip,
-            left_out=len([row for row in rows if row.get("detail", "").startswith("left out: ")]),
+            blocked=len([row for row in rows if row.get("detail", "").startswith(BLOCKED_BEFORE)]),
         )
         if verdict.winner is not None:
             return verdict
@@ -242,52 +210,61 @@ class ShapeTracker:
         return bool(step) and int(self._keys[shape]["K"]) % step != 0 and not self._job.image.findings.k256_sound
 
     def _report(self, shape: int, verdict: ShapeVerdict) -> None:
-        """The verdict with what the records have of the candidates beside their times."""
+        """Report the verdict, with the winner's identity and the blocked candidates that the records name."""
         steps = [step for step in self._journal.ended.get(shape, []) if step.candidate.ident]
-        blocked = [self._left_out.withheld(step.candidate) for step in steps if step.event == "blocked"]
+        blocked = [self._choice.withheld(step.candidate) for step in steps if step.event == "blocked"]
         withheld = [candidate for candidate in blocked if candidate is not None]
         winner = verdict.winner
         if winner is None:
             self._emit.failed(shape, verdict.reason, verdict.detail, withheld=withheld)
             return
-        measured = [step.candidate.ident for step in steps if step.event == "end" and self._is(step, winner)]
-        self._emit.tuned(shape, winner, candidate=measured[0] if measured else None, withheld=withheld)
+        identity = None
+        for step in steps:
+            if step.event == "end" and self._is_of_row(step, winner):
+                identity = step.candidate.ident
+                break
+        self._emit.tuned(shape, winner, candidate=identity, withheld=withheld)
 
-    def _is(self, step: JournalStep, row: Row) -> bool:
-        """True if a record is this row. A winner of fmoe is a pair of stages, and no record."""
-        mine = self._step_row(step)
-        return abs(mine["us"] - row["us"]) < 1e-3 and _same(mine) == _same(row) and "kernelId" in row
+    def _is_of_row(self, step: JournalStep, row: Row) -> bool:
+        """True if a record is of this row. A winner of fmoe is a pair of stages, and has no record."""
+        measured = self._row_of(step)
+        return abs(measured["us"] - row["us"]) < 1e-3 and _kernel(measured) == _kernel(row) and "kernelId" in row
 
     def _rows(self, shape: int) -> list[Row]:
         """The shape's candidates: of the profile, else of the shim's records."""
         rows = self.tables.candidates(shape)
         for row in rows:
             self._job.names.learn(row)
-        ours = self._steps_as_rows(shape)
-        blocked = [s for s in self._journal.ended.get(shape, []) if s.event == "blocked"]
-        left_out = {_same(self._step_row(s)): self._left_out.why(s.candidate) for s in blocked}
+        journal_rows = self._journal_rows(shape)
+        why_blocked = {}
+        for step in self._journal.ended.get(shape, []):
+            if step.event == "blocked":
+                why_blocked[_kernel(self._row_of(step))] = self._choice.why_blocked(step.candidate)
         for row in rows:
-            if row["us"] <= 0 and _same(row) in left_out:
-                row["detail"] = left_out[_same(row)]
-        if self._left_out.only:  # AITER counts what was not requested as crashed
-            known = {_same(r) for r in ours}
-            rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
-        if rows and self._job.family.two_stages:  # AITER lists the right kernels alone, as pairs
-            return [*rows, *(r for r in ours if r.get("status") != "ok")]
-        return rows or ours
+            if row["us"] <= 0 and _kernel(row) in why_blocked:
+                row["detail"] = why_blocked[_kernel(row)]
+        if self._choice.only:  # AITER counts what was not requested as crashed
+            requested = {_kernel(row) for row in journal_rows}
+            rows = [row for row in rows if row["us"] > 0 or _kernel(row) in requested]
+        if not rows:
+            return journal_rows
+        if self._job.family.two_stages:  # AITER lists only the right kernels, as pairs
+            rows += [row for row in journal_rows if row.get("status") != "ok"]
+        return rows
 
-    def _steps_as_rows(self, shape: int) -> list[Row]:
+    def _journal_rows(self, shape: int) -> list[Row]:
         """Rows of the shim's records, for a shape whose profile was never written; blocked ones with the reason."""
-        rows = [self._step_row(s) for s in self._journal.ended.get(shape, []) if s.event != "skipped"]
+        rows = [self._row_of(step) for step in self._journal.ended.get(shape, []) if step.event != "skipped"]
         for row in rows:
             if row["us"] > 0 and not self._job.family.two_stages:  # the records have no rate
                 row["tflops"] = round(self._job.family.flops(self._keys[shape]) / row["us"] / 1e6, 4)
         return rows
 
-    def _step_row(self, step: JournalStep) -> Row:
-        why = self._left_out.why(step.candidate) if step.event == "blocked" else ""
+    def _row_of(self, step: JournalStep) -> Row:
+        why = self._choice.why_blocked(step.candidate) if step.event == "blocked" else ""
         return step_row(self._job.family, step, self._job.err_ratio, self._job.names, why)
 
 
-def _same(row: Row) -> tuple[object, ...]:
+def _kernel(row: Row) -> tuple[object, ...]:
+    """The columns that name the kernel of a row among those of one shape."""
     return row.get("kernelId"), row.get("splitK"), row.get("libtype")

@@ -1,9 +1,13 @@
 """The tuner `aiter`: runs AITER's own scripts on the slot's GPU, one process for each group.
 
 A group that faults goes back to the scheduler, which then runs the shape in flight alone. If a shape that runs alone
-loses a candidate, and the slot proves healthy, the shape goes on without it: the other candidates are measured, and the
-faulty one is recorded with a reproduction. Before the first measurement we tune a tiny shape of our own, which builds
-the modules; its rows are thrown away.
+loses a candidate, and the slot proves healthy, the candidate is blocked and the shape goes on in a new process: the
+other candidates are measured, and the faulty one is recorded with a reproduction. Before the first measurement we tune
+a tiny shape of our own, which builds the modules; its rows are thrown away.
+
+The order for a group: `AiterTuner.tune` checks the shapes and makes a job (session.py), `_build` has the modules built,
+`Measuring.tune` starts the processes (run.py). Success is judged by the rows alone, never by AITER's exit status: it
+was 0 in all cases before 2026-01-27, and since then it is 1 if any shape of the group failed.
 """
 
 from __future__ import annotations
@@ -19,22 +23,26 @@ from typing import Any
 from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
-from worker.tuners.aiter.adapted_tree import Applied
-from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
+from worker.tuners.aiter.blocklist import BlocklistEntry
+from worker.tuners.aiter.choice import CandidateChoice, chosen_candidates
 from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.image import inspect_image
 from worker.tuners.aiter.repro import REPRO, write_repro
 from worker.tuners.aiter.run import ProcessEnd, run_shapes
 from worker.tuners.aiter.session import Job, Session, say
-from worker.tuners.aiter.spec import Options
+from worker.tuners.aiter.spec import AiterOptions
+from worker.tuners.aiter.workarounds import Applied
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.common.problem import fp8_of
 
 QUIET_SHARE = 0.8
 """We end a hang after this share of the agent's watchdog, because here we know the candidate."""
-HOPELESS = 5
+MAX_FAULTS = 40
+"""Candidates of one shape that may end their process in one attempt. Each costs a start of AITER; the slot proves
+itself after each."""
+MAX_TINY_FAULTS = 5
 """If this many candidates of a tiny shape end their process and none is measured, the candidates are not the cause."""
-FIRST = "before the first shape, on a tiny one"
+ON_TINY_SHAPE = "before the first shape, on a tiny one"
 TINY = {
     "B": 2,
     "M": 64,
@@ -69,22 +77,23 @@ class AiterTuner:
     """A process that imports torch."""
 
     def __init__(self) -> None:
-        self._raw: Mapping[str, Any] = {}
+        self._node_options: Mapping[str, Any] = {}
         self._place = Place()
         self._session: Session  # since `open`
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """Take the node's options. Raises ValueError."""
-        self._raw = options.get("aiter", options) if isinstance(options.get("aiter", {}), dict) else options
+        section = options.get("aiter", options)
+        self._node_options = section if isinstance(section, dict) else options
         self._place = place
-        Options.parse(self._raw)
+        AiterOptions.parse(self._node_options)
 
     def open(self) -> dict[str, Any]:
         """Find AITER, query the chip, build the modules of the family if it is known.
 
         Returns gfx, cu_num, device, versions, and `aiter`: tree, commit, ignored variables, applied workarounds.
         """
-        options = Options.parse(self._raw)
+        options = AiterOptions.parse(self._node_options)
         image = inspect_image(options)
         for note in filter(None, (image.warning, *image.notes)):
             say(note)
@@ -116,74 +125,75 @@ class AiterTuner:
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes; seconds by kind (build, measure). Raises ValueError for bad options, TunerFault."""
         session = self._session
-        own = {k: v for k, v in spec.options.items() if k != "aiter"}
-        options = Options.parse({**self._raw, **own, **spec.options.get("aiter", {})})
         family = FAMILIES.get(spec.family)
-        if why := session.image.refusal(family) if family else f"AITER has no family {spec.family}":
+        why = session.image.refusal(family) if family else f"AITER has no family {spec.family}"
+        if why or family is None:
             return _refuse(spec.shapes, emit, why)
-        assert family is not None
         self.judge(spec)
-        shapes = _legal(family, spec.shapes, emit)
+        shapes = _legal_shapes(family, spec.shapes, emit)
         if not shapes:
             return {}
         job = replace(
-            session.job(family, options, [s.key for s in spec.shapes]),
+            session.job(family, self._options_of(spec), [shape.key for shape in spec.shapes]),
             err_ratio=spec.err_ratio,
             quiet_s=spec.watchdog_s * QUIET_SHARE,
             grace_s=spec.grace_s,
         )
         began = time.monotonic()
         self._build(job, emit.alive)
-        built = time.monotonic() - began
+        built = time.monotonic()
         folder = (self._place.node_dir or Path.cwd()).absolute() / "attempts" / spec.attempt
         measuring = Measuring(session, job, emit, folder, self.canary, f"attempts/{folder.name}/{REPRO}/")
         only = chosen_candidates(session.kernels, session.image.gfx, spec)
-        measuring.tune(shapes, isolate=len(spec.shapes) == 1, only=only)
-        return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
+        measuring.tune(shapes, isolates=len(spec.shapes) == 1, only=only)
+        return {"build": round(built - began, 6), "measure": round(time.monotonic() - built, 6)}
+
+    def _options_of(self, spec: Spec) -> AiterOptions:
+        """The node's options, the spec's on top; the spec's section `aiter` counts most. Raises ValueError."""
+        of_run = {name: value for name, value in spec.options.items() if name != "aiter"}
+        return AiterOptions.parse({**self._node_options, **of_run, **spec.options.get("aiter", {})})
 
     def judge(self, spec: Spec) -> None:
         """Take in what became of the blocklist's candidates on other slots."""
-        self._session.blocklist.judge(spec.refuted, spec.confirmed)
+        self._session.blocklist.take_verdicts(spec.refuted, spec.confirmed)
 
     def _build(self, job: Job, alive: Callable[[], None]) -> None:
         """Have the family's modules in the slot's folder: copied, or built once for the node with a tiny shape.
 
         Raises TunerFault (error, fault, hang) if the tiny shape's process breaks off: no shape is to blame.
         """
-        store, family, modules = self._session.store, job.family.name, job.slot / "jit"
+        store = self._session.store
+        family = job.family.name
+        modules = job.slot / "jit"
         if not store.is_warm(family):
             with store.building(alive):
-                if not store.is_warm(family):
+                if not store.is_warm(family):  # another slot may have built them while we waited
                     say(f"building the modules of {family}, once for this image and chip")
                     store.copy_to(modules)
-                    shown = self._tune_tiny(job, alive)
+                    result = self._tune_tiny(job, alive)
                     store.publish(modules, family)
-                    say(f"modules are built; the tiny shape: {shown}")
+                    say(f"modules are built; the tiny shape: {result}")
         store.copy_to(modules)
 
     def _tune_tiny(self, job: Job, alive: Callable[[], None]) -> str:
-        """Time of a tiny shape, or the reason that it has none. A candidate that ends its process is left out, as of
+        """Time of a tiny shape, or the reason that it has none. A candidate that ends its process is blocked, as of
         any shape that runs alone, but is not held against it later. Raises TunerFault."""
         folder = job.slot / f"tiny-{os.getpid()}-{job.family.name}"
-        said: list[dict[str, Any]] = []
-        emit = Emit(lambda message: alive() if message["type"] == "alive" else said.append(message))
+        messages: list[dict[str, Any]] = []
+        emit = Emit(lambda message: alive() if message["type"] == "alive" else messages.append(message))
 
         repro = self._session.store.repro
-        measuring = Measuring(self._session, job, emit, folder, self.canary, f"{repro}/", repro, FIRST)
-        measuring.tune([SpecShape(0, tiny_key(job.family, job.image.gfx))], isolate=True)
-        measuring.check_tiny(measured=any(m["row"]["us"] > 0 for m in said if "row" in m))
+        measuring = Measuring(self._session, job, emit, folder, self.canary, f"{repro}/", repro, ON_TINY_SHAPE)
+        measuring.tune([SpecShape(0, tiny_key(job.family, job.image.gfx))], isolates=True)
+        measuring.check_tiny(is_measured=any(message["row"]["us"] > 0 for message in messages if "row" in message))
         shutil.rmtree(folder, ignore_errors=True)
-        end = said[-1] if said else {}
+        end = messages[-1] if messages else {}
         return f"{end['row']['us']:g} us" if "row" in end else str(end.get("detail") or "no result")
 
 
 @dataclass(slots=True)
 class Measuring:
-    """The processes that measure shapes; each has a folder of its own below `folder`.
-
-    `shown`: what stands before a reproduction's name in texts. `repro`: the folder of reproductions. `when`: on which
-    shape of gemmfleet's own, "" for a user's.
-    """
+    """Starts the processes that measure shapes, one after the other; each has a folder of its own below `folder`."""
 
     session: Session
     job: Job
@@ -191,44 +201,48 @@ class Measuring:
     folder: Path
     canary: Callable[[], Canary]
     shown: str
+    """The beginning of a reproduction's path in texts for the user."""
     repro: Path | None = None
+    """The folder of reproductions; None is the one below `folder`."""
     when: str = ""
+    """Says on which shape of gemmfleet's own it measures; "" for a user's."""
     _processes: int = field(default=0, init=False)
     _lost: list[BlocklistEntry] = field(default_factory=list, init=False)
+    """The candidates that ended a process."""
 
-    def tune(self, shapes: Sequence[SpecShape], *, isolate: bool, only: Sequence[Mapping[str, Any]] = ()) -> None:
+    def tune(self, shapes: Sequence[SpecShape], *, isolates: bool, only: Sequence[Mapping[str, Any]] = ()) -> None:
         """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, if that is known.
 
-        `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: see
-        LeftOut.
+        `isolates`: a candidate that ends the process of a single shape is blocked, and the shape goes on. `only`: see
+        CandidateChoice.
         """
         blocked = {} if self.when else self.session.blocklist.in_force(self.job.family.name)
-        left_out = LeftOut(blocked, only=only)
-        may_isolate = isolate and len(shapes) == 1
-        left = list(shapes)
+        choice = CandidateChoice(blocked, only=only)
+        may_isolate = isolates and len(shapes) == 1
+        remaining = list(shapes)
         faults = 0
-        while left:
+        while remaining:
             self._processes += 1
             folder = self.folder / f"aiter-{self._processes}"
-            end = run_shapes(self.job, left, folder, self.emit, left_out)
-            left = [shape for shape in left if shape.id in end.left]
-            if not left:
+            end = run_shapes(self.job, remaining, folder, self.emit, choice)
+            remaining = [shape for shape in remaining if shape.id in end.remaining]
+            if not remaining:
                 return
             if end.how == "done":
                 if self.when:
                     return
-                raise _fault_without_result(end, len(left))
+                raise _fault_without_result(end, len(remaining))
             faults += 1
-            more_left_out = None
+            next_choice = None
             if may_isolate and faults <= MAX_FAULTS:
-                more_left_out = self._isolated(end, folder, left_out)
-            if more_left_out is None:
+                next_choice = self._block(end, folder, choice)
+            if next_choice is None:
                 self._keep_rows(end)
-                text = end.told(self.when)
+                text = end.describe(self.when)
                 if faults > 1:
                     text += f"; the {faults}. candidate of this shape that ended its process"
                 raise TunerFault(_outcome(end), text)
-            left_out = more_left_out
+            choice = next_choice
 
     def _keep_rows(self, end: ProcessEnd) -> None:
         """Report what was measured of the shape in flight when the process broke off."""
@@ -236,40 +250,43 @@ class Measuring:
             for row in end.partial:
                 self.emit.row(end.current, row)
 
-    def check_tiny(self, *, measured: bool) -> None:
+    def check_tiny(self, *, is_measured: bool) -> None:
         """Raises TunerFault if candidates ended their process and none was measured: that is no single one's fault."""
-        if self._lost and not measured:
+        if self._lost and not is_measured:
             last = self._lost[-1]
             text = f"{plural(len(self._lost), 'candidate')} ended the process and none ran; the last: {last.detail}"
             raise TunerFault(last.outcome, f"{text} ({self.when})")
 
-    def _isolated(self, end: ProcessEnd, folder: Path, left_out: LeftOut) -> LeftOut | None:
-        """Candidates to leave out next, the one at work and recorded among them; None if it is unknown. Raises
-        TunerFault if the slot fails its canary."""
-        if end.step is None or end.step.candidate in left_out.entries or end.current is None:
+    def _block(self, end: ProcessEnd, folder: Path, choice: CandidateChoice) -> CandidateChoice | None:
+        """Block the candidate at work, record it, and return the next choice; None if the candidate is unknown.
+
+        Raises TunerFault if the slot fails its canary: then the slot may be to blame, and not the candidate.
+        """
+        if end.step is None or end.step.candidate in choice.blocked or end.current is None:
             return None
-        ok, _, text = self.canary()
-        if not ok:
-            raise TunerFault(end.how, f"{end.told(self.when)}; after it the canary failed: {text}")
+        is_ok, _, text = self.canary()
+        if not is_ok:
+            raise TunerFault(end.how, f"{end.describe(self.when)}; after it the canary failed: {text}")
         entry = BlocklistEntry(
-            self.session.blocklist.where,
-            self.job.family.name,
-            end.step.candidate,
-            _outcome(end),
-            end.told(),
-            time.time(),
+            where=self.session.blocklist.where,
+            family=self.job.family.name,
+            candidate=end.step.candidate,
+            outcome=_outcome(end),
+            detail=end.describe(),
+            t=time.time(),
         )
+        self._lost.append(entry)
         if not self.when:  # a shape of our own proves nothing for a user's
             self.session.blocklist.append(entry.as_json())
-        self._lost.append(entry)
-        if self.when and len(self._lost) >= HOPELESS:
-            self.check_tiny(measured=any(r["us"] > 0 for r in end.partial))
+        elif len(self._lost) >= MAX_TINY_FAULTS:
+            self.check_tiny(is_measured=any(row["us"] > 0 for row in end.partial))
         repro = write_repro(self.job, folder, entry, self.repro or self.folder / REPRO)
-        made = left_out.and_(entry, self.shown + repro.name)
-        of = " of a tiny shape" if self.when else ""
-        say(f"candidate {entry.candidate.describe()}{of} is left out ({made.why(entry.candidate)})")
+        next_choice = choice.without(entry, self.shown + repro.name)
+        whose = " of a tiny shape" if self.when else ""
+        why = next_choice.why_blocked(entry.candidate)
+        say(f"candidate {entry.candidate.describe()}{whose} is left out ({why})")
         self.emit.parked(end.current)
-        return made
+        return next_choice
 
 
 def _fault_without_result(end: ProcessEnd, shapes: int) -> TunerFault:
@@ -286,16 +303,17 @@ def _outcome(end: ProcessEnd) -> str:
     return end.how
 
 
-def _legal(family: Family, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
+def _legal_shapes(family: Family, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
     """Shapes whose cells are legal; the others fail."""
-    good = []
+    legal = []
     for shape in shapes:
         try:
             legal_cells(family, shape.key)
-            good.append(shape)
         except ValueError as e:
             _refuse([shape], emit, str(e))
-    return good
+        else:
+            legal.append(shape)
+    return legal
 
 
 def _refuse(shapes: Sequence[SpecShape], emit: Emit, why: str) -> dict[str, float]:
@@ -307,4 +325,4 @@ def _refuse(shapes: Sequence[SpecShape], emit: Emit, why: str) -> dict[str, floa
 
 def _brief(applied: Applied) -> dict[str, Any]:
     """A workaround for the record of the tuner's start, which has a limit: hashes of the first files."""
-    return {**applied, "files": applied["files"][:8], "evidence": [e[:300] for e in applied["evidence"][:3]]}
+    return {**applied, "files": applied["files"][:8], "evidence": [text[:300] for text in applied["evidence"][:3]]}

@@ -1,15 +1,26 @@
-"""Workarounds for faults of AITER: how each is recognised in a tree, and what it changes in a scratch copy."""
+"""Workarounds for faults of AITER: how each is recognised in a tree, and what it changes in a scratch copy.
+
+findings.py asks each `predicate`; session.py asks `needed_workarounds` for those of a family's shapes, and applies them
+to a scratch copy with `apply_workarounds`. The real tree is never changed. Versions alone do not tell: the runbook's
+image mixes a tuner script and a package of different dates, so every predicate reads files. To add a workaround, write
+its two functions and an entry of WORKAROUNDS, and a case of tests/unit/worker/aiter/test_aiter_workarounds.py.
+"""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from worker.aiter_tree.locate import ScratchTree, TreeFiles
+from worker.aiter_tree.locate import ScratchTree, TreeFiles, digest
+from worker.families import Family
+
+if TYPE_CHECKING:
+    from worker.tuners.aiter.findings import Findings
 
 A4W4 = "a4w4_blockscale"
 LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
@@ -20,6 +31,9 @@ _TRIMMED = r"\g<indent>\g<name> = \g<name> * \g<scales>[..., : \g<name>.shape[-1
 _TILES = re.compile(r"""["'](tile_[mMnN])["']""")
 Edit = tuple[str, "bytes | str"]
 """Path below the root, and its new content, or where it is to lead as a link."""
+Applied = Mapping[str, Any]
+"""Record of a workaround in use: {name, source, evidence, files: [{file, sha256_before, sha256_after}]}; "" for the
+hash of a file that is not there."""
 
 
 class WorkaroundRefusedError(Exception):
@@ -28,25 +42,29 @@ class WorkaroundRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """Verdict on a workaround (`needed`, `harmless` if it would change nothing, or `harmful`) and its evidence: texts
-    of the form `file:line: what stands there`."""
+    """Verdict on a workaround for one tree."""
 
     verdict: str
+    """`needed`, `harmless` if it would change nothing, or `harmful`."""
     evidence: tuple[str, ...]
+    """Texts of the form `file:line: what stands there`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workaround:
-    """`predicate`: whether a tree's files need it for a chip; `fix`: what it changes in the scratch copy. `source`: the
-    commits of ROCm/aiter that brought and mended the fault. `families`: whose runs it is for, empty for all.
-    `only_odd_k`: only for shapes whose K has to be padded."""
+    """A fault of AITER with its remedy."""
 
     name: str
     predicate: Callable[[TreeFiles, str], Applicability]
+    """(files, gfx) -> whether the tree needs it for a chip."""
     fix: Callable[[TreeFiles, str, ScratchTree], list[Edit]]
+    """(files, gfx, scratch copy) -> what it changes in the copy."""
     source: str
+    """The commits of ROCm/aiter that brought and mended the fault."""
     families: tuple[str, ...] = ()
-    only_odd_k: bool = False
+    """The families whose runs it is for; empty for all."""
+    only_padded_k: bool = False
+    """Only for shapes whose K has to be padded (Family.aiter.pads_k_to)."""
 
 
 def asm_dir(files: TreeFiles) -> str:
@@ -96,8 +114,8 @@ def _list_header(files: TreeFiles, gfx: str) -> tuple[Path | None, list[str]]:
 
 
 def _is_case_mixed(files: TreeFiles, gfx: str) -> Applicability:
-    """Never the list is given the script's names: a C++ struct is made of the list's header, so whoever renames it (the
-    older guides' fix) breaks the production kernel too."""
+    """The script says tile_m and the list's header tile_M. We change the script, never the list: a C++ struct is made
+    of the list's header, so renaming there (the older guides' fix) breaks the production kernel too."""
     script = files.tree.scripts.get(A4W4)
     if script is None:
         return Applicability("harmless", ("no a4w4 script here, so there is nothing to agree on",))
@@ -107,29 +125,39 @@ def _is_case_mixed(files: TreeFiles, gfx: str) -> Applicability:
     header = set(columns)
     names = set(_TILES.findall(files.text(script)))
     evidence = (*files.at(path, r"\A"), *files.at(script, _TILES.pattern))
-    if names and not names <= header and {n.lower() for n in names} <= {c.lower() for c in header}:
-        return Applicability("needed", evidence)
-    if names and names <= header and header & {"tile_M", "tile_N"}:
+    if not names:
+        return Applicability("harmless", evidence)
+    if names <= header:
+        if not header & {"tile_M", "tile_N"}:
+            return Applicability("harmless", evidence)
         struct = files.at(files.tree.meta / "csrc" / "py_itfs_cu" / "asm_gemm_a4w4.cu", r"\btile_M\b")
         return Applicability("harmful", (*evidence, *struct))
-    return Applicability("harmless", evidence)
+    differs_in_case = {name.lower() for name in names} <= {column.lower() for column in header}
+    return Applicability("needed" if differs_in_case else "harmless", evidence)
 
 
 def _case_of_list(files: TreeFiles, gfx: str, scratch: ScratchTree) -> list[Edit]:
     """The list's own names of its columns in the script."""
-    theirs = {c.lower(): c for c in _list_header(files, gfx)[1]}
-    return _edited(scratch, lambda text: _TILES.sub(lambda m: m[0].replace(m[1], theirs[m[1].lower()]), text))
+    _, columns = _list_header(files, gfx)
+    by_lower_case = {column.lower(): column for column in columns}
+
+    def rename(match: re.Match[str]) -> str:
+        return match[0].replace(match[1], by_lower_case[match[1].lower()])
+
+    return _edited(scratch, lambda text: _TILES.sub(rename, text))
 
 
 def _is_reference_padded(files: TreeFiles, gfx: str) -> Applicability:
     """The reference of the a4w4 script multiplies padded scales by operands that are as wide as K (the quantiser trims
     them by itself since ROCm/aiter e6af9a487d)."""
-    script, quantiser = files.tree.scripts.get(A4W4), files.tree.package / "utility" / "fp4_utils.py"
-    ours = files.at(script, _PRODUCTS.pattern) if script else []
+    script = files.tree.scripts.get(A4W4)
+    products = files.at(script, _PRODUCTS.pattern) if script else []
+    quantiser = files.tree.package / "utility" / "fp4_utils.py"
     trimmed = files.at(quantiser, r":\s*scaleN_valid\s*\]")
-    if trimmed or not ours or not files.text(quantiser):
-        return Applicability("harmless", (*trimmed, *ours))
-    return Applicability("needed", (*files.at(quantiser, r"scaleN\s*=\s*.*\*\s*8\b"), *ours))
+    if trimmed or not products or not files.text(quantiser):
+        return Applicability("harmless", (*trimmed, *products))
+    padded = files.at(quantiser, r"scaleN\s*=\s*.*\*\s*8\b")
+    return Applicability("needed", (*padded, *products))
 
 
 def _trim_scales(files: TreeFiles, gfx: str, scratch: ScratchTree) -> list[Edit]:
@@ -146,20 +174,72 @@ def _edited(scratch: ScratchTree, edit: Callable[[str], str]) -> list[Edit]:
 
 
 WORKAROUNDS: dict[str, Workaround] = {
-    w.name: w
-    for w in (
-        Workaround(
-            "asm_dir_symlink", _is_list_missed, _link_lists,
-            "ROCm/aiter ce08b75719 (2026-01-13) to cfb9de7325 (2026-01-16): aiter/jit/core.py",
-        ),
-        Workaround(
-            "tile_column_case", _is_case_mixed, _case_of_list,
-            "ROCm/aiter 9b01b0d818 (2025-11-22) to 0e38ec8038 (2025-12-19): the a4w4 script", (A4W4,),
-        ),
-        Workaround(
-            "k_trim", _is_reference_padded, _trim_scales,
-            "ROCm/aiter until e6af9a487d (2026-03-18): aiter/utility/fp4_utils.py", (A4W4,), only_odd_k=True,
-        ),
-    )
-}  # fmt: skip
+    "asm_dir_symlink": Workaround(
+        "asm_dir_symlink",
+        _is_list_missed,
+        _link_lists,
+        source="ROCm/aiter ce08b75719 (2026-01-13) to cfb9de7325 (2026-01-16): aiter/jit/core.py",
+    ),
+    "tile_column_case": Workaround(
+        "tile_column_case",
+        _is_case_mixed,
+        _case_of_list,
+        source="ROCm/aiter 9b01b0d818 (2025-11-22) to 0e38ec8038 (2025-12-19): the a4w4 script",
+        families=(A4W4,),
+    ),
+    "k_trim": Workaround(
+        "k_trim",
+        _is_reference_padded,
+        _trim_scales,
+        source="ROCm/aiter until e6af9a487d (2026-03-18): aiter/utility/fp4_utils.py",
+        families=(A4W4,),
+        only_padded_k=True,
+    ),
+}
 """In the order in which they are applied."""
+
+
+def needed_workarounds(findings: Findings, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> list[str]:
+    """The workarounds that a family's shapes need on a tree, in the order in which to apply them."""
+    step = family.aiter.pads_k_to
+    is_k_padded = bool(step) and any(int(str(key.get("K") or 0)) % step for key in keys)
+    names = []
+    for workaround in WORKAROUNDS.values():
+        is_for_family = not workaround.families or family.name in workaround.families
+        is_for_shapes = is_k_padded or not workaround.only_padded_k
+        if findings.workarounds[workaround.name].verdict == "needed" and is_for_family and is_for_shapes:
+            names.append(workaround.name)
+    return names
+
+
+def apply_workarounds(
+    findings: Findings, names: Iterable[str], folder: Path
+) -> tuple[ScratchTree, tuple[Applied, ...]]:
+    """Make a scratch copy of the tree of the findings in `folder` with these workarounds, which are needed on it.
+
+    Raises OSError, and WorkaroundRefusedError if one changes nothing.
+    """
+    tree = findings.tree
+    gfx = findings.gfx
+    scratch = ScratchTree.make(tree, folder)
+    applied = []
+    for name in names:
+        workaround = WORKAROUNDS[name]
+        evidence = findings.workarounds[name].evidence
+        files = [_edit(scratch, path, new) for path, new in workaround.fix(TreeFiles(tree), gfx, scratch)]
+        if workaround.predicate(TreeFiles(scratch.tree), gfx).verdict == "needed":
+            raise WorkaroundRefusedError(
+                f"{name} was tried on a scratch copy and mended nothing: {'; '.join(evidence)}"
+            )
+        applied.append({"name": name, "source": workaround.source, "files": files, "evidence": list(evidence)})
+    return scratch, tuple(applied)
+
+
+def _edit(scratch: ScratchTree, path: str, new: bytes | str) -> dict[str, str]:
+    """Write or link one file of the copy; the hashes of it before and after."""
+    before = digest(scratch.folder / path)
+    if isinstance(new, bytes):
+        scratch.write(path, new)
+    else:
+        scratch.link(path, new)
+    return {"file": path, "sha256_before": before, "sha256_after": digest(scratch.folder / path)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, parse
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, case_of
 from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.common.problem import Problem
 
@@ -34,7 +34,7 @@ def family_of(kind: ConfigKind) -> str:
 
 def problem_of(kind: str, family: str, key: dict[str, int | str], gfx: str) -> KindProblem:
     """The problem of a shape's key columns. Raises UnsupportedError."""
-    case = parse(family, key, BENCH_BACKENDS.get(kind, ""), gfx)
+    case = case_of(family, key, BENCH_BACKENDS.get(kind, ""), gfx)
     return KindProblem(
         family,
         max(1, case.b),

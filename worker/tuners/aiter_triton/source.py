@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from worker.bench.case import Case
-from worker.bench.measuring import Inputs, needed_bytes
+from worker.bench.inputs import Inputs, needed_bytes
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.problem import KindProblem, family_of, problem_of

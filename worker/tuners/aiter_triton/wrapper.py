@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from worker.bench.backends import plain
+from worker.bench.backends import plain_operands
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
-from worker.bench.measuring import Inputs
+from worker.bench.inputs import Inputs
 from worker.triton_configs.engine_modules import replaced
 from worker.triton_configs.kinds import Caller, ConfigKind
 from worker.tuners.common.calls import arguments_of, find_function
@@ -86,7 +86,7 @@ class Wrapper:
     def operands(self, inputs: Inputs, *, drawn: bool = True) -> dict[str, Any]:
         """Operands in the order that the wrapper wants; shuffled ones by the tree's own functions. `drawn` False: they
         hold nothing, so that only their form is made. Raises UnsupportedError, UnavailableError."""
-        operands = plain(inputs)
+        operands = plain_operands(inputs)
         case = inputs.case
         if case.format in (PRE8, PRE4):
             operands["xs"] = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.registry import Rule, option, seconds, text, whole
+from worker.registry import OptionRule, option, seconds, text, whole
 from worker.tuners.catalog import AGAIN, Flag
 
 FAST = "fast"
@@ -25,7 +25,7 @@ def _search_rule(value: Any) -> str:
     return str(value)
 
 
-def mapping_rule(is_legal: Callable[[str, Any], bool], what: str) -> Rule:
+def mapping_rule(is_legal: Callable[[str, Any], bool], what: str) -> OptionRule:
     """Rule: a mapping from texts whose entries are legal. `what`: names it in the message."""
 
     def rule(value: Any) -> tuple[tuple[str, Any], ...]:

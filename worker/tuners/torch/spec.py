@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.registry import option, parse_options, seconds, whole
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_BUDGET_S = 3.5
 
@@ -19,25 +16,26 @@ def _threads(value: Any) -> tuple[int, ...]:
     counts = value if isinstance(value, (list, tuple)) else [value]
     if counts == [None]:
         return ()
-    if not all(type(c) is int and 1 <= c <= 9999 for c in counts):
+    if not all(type(count) is int and 1 <= count <= 9999 for count in counts):
         raise ValueError("not a list of numbers from 1 to 9999")
     return tuple(dict.fromkeys(counts))
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class TorchOptions:
     """Each option with its default; docs/reference/tuners.md explains them."""
 
-    # Seconds for all of a shape: inputs, checks, measuring, re-rank.
     budget_s_per_shape: float = option(DEFAULT_BUDGET_S, seconds(0.05, 3600))
-    # CPU thread counts to try; empty means all cores, half of them, and one.
+    """Seconds for all of a shape: inputs, checks, measuring, re-rank."""
     threads: tuple[int, ...] = option((), _threads)
-    # Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU.
+    """CPU thread counts to try; empty means all cores, half of them, and one."""
     rotate_mb: int = option(0, whole(0))
-    again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
+    """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
+    again: int = option(0, whole(0, 100))
+    """Times that a ranking is repeated if its winner has a small margin."""
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Options:
+    def parse(cls, raw: Mapping[str, Any]) -> TorchOptions:
         """Raises ValueError with every fault."""
         return parse_options(cls, "torch", raw)
 
@@ -56,7 +54,7 @@ SPEC = TunerSpec(
     name="torch",
     tuner_class="worker.tuners.torch.tuner:TorchTuner",
     software="torch",
-    parse_options=Options.parse,
+    parse_options=TorchOptions.parse,
     families=_families,
     slower_families={"a4w4_blockscale": 1.5},  # multiplied on unpacked copies
     cost_factor=_factor,

@@ -1,4 +1,7 @@
-"""The tuner `torch`: opens the device, and tunes the shapes of a spec."""
+"""The tuner `torch`: opens the device, and tunes the shapes of a spec (search.py).
+
+torch is imported in `open`, not with this module: its seconds are the tuner's start, not a shape's time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Spec
 from worker.tuners.base import Emit
-from worker.tuners.torch.spec import Options
+from worker.tuners.torch.spec import TorchOptions
 
 if TYPE_CHECKING:
     from worker.tuners.common.device import Device
@@ -47,6 +50,6 @@ class TorchTuner:
         """Tune the shapes of a spec; seconds by kind (import: only the first time). ValueError for bad options."""
         from worker.tuners.torch.search import tune
 
-        seconds = {**tune(spec, Options.parse(spec.options), self._device, emit), "import": self._import_s}
+        seconds = {**tune(spec, TorchOptions.parse(spec.options), self._device, emit), "import": self._import_s}
         self._import_s = 0.0
-        return {k: round(v, 6) for k, v in seconds.items()}
+        return {kind: round(value, 6) for kind, value in seconds.items()}

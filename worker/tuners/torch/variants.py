@@ -10,13 +10,15 @@ stored, finish the output. All three are timed. Bringing the constant W into its
 with `predequant` in its name keeps W as bfloat16, which takes more memory. Variants that never won where we measured
 are gone (benchmarks/results/torch-tuner.md).
 
-A candidate is a variant with a number of CPU threads, and has an id that never changes. Those of a
-machine are each variant with all cores, then those marked `every_count` with the other counts.
+A candidate is a variant with a number of CPU threads, and has an id that never changes. `candidates_of` lists those of
+a machine. search.py calls `Variant.make(workspace)` for each, which allocates the candidate's buffers and returns the
+function that computes the product. To add a variant, write the function that makes it, and an entry with a new number
+in the table of its family (`variants`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -26,12 +28,14 @@ import torch
 
 from worker.families import TORCH
 from worker.text import byte_words
-from worker.tuners.common.device import Operand, Run
+from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.operands import float_of, unpack_codes
 from worker.tuners.common.problem import Problem, UnsupportedError
 
-COUNTS = 10_000  # kernelId = number of the variant * COUNTS + threads
-ROOM = 0.9  # share of the free memory that a candidate's buffers may take
+COUNTS = 10_000
+"""kernelId = number of the variant * COUNTS + threads."""
+BUFFER_SHARE = 0.9
+"""Share of the free memory that a candidate's buffers may take."""
 
 
 @dataclass(slots=True)
@@ -41,7 +45,8 @@ class Workspace:
     problem: Problem
     device: torch.device
     bias: torch.Tensor | None
-    free: int  # bytes that could be allocated when the candidate began
+    free: int
+    """Bytes that could be allocated when the candidate began."""
     buffers: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -59,13 +64,13 @@ class Workspace:
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A buffer of the candidate's own; it is poisoned before the check. Raises MemoryError."""
-        made = torch.empty(*shape, dtype=dtype, device="meta")
-        needed = self.problem.out_bytes + sum(b.nbytes for b in (*self.buffers, made))
-        if needed > ROOM * self.free:
+        form = torch.empty(*shape, dtype=dtype, device="meta")
+        needed = self.problem.out_bytes + sum(buffer.nbytes for buffer in (*self.buffers, form))
+        if needed > BUFFER_SHARE * self.free:
             raise MemoryError(
                 f"the candidate's buffers need {byte_words(needed)}, {byte_words(self.free)} are available"
             )
-        self.buffers.append(torch.empty_like(made, device=self.device))
+        self.buffers.append(torch.empty_like(form, device=self.device))
         return self.buffers[-1]
 
     def output(self, dtype: torch.dtype) -> torch.Tensor:
@@ -75,15 +80,19 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to compute. `layout` names the form in which W is stored for it (search.py). `split_k`: the number of
-    parts of K, 0 if K is not split."""
+    """One way to compute."""
 
     number: int
+    """Part of kernelId: never given to another variant."""
     stem: str
+    """Its name without prefix and threads."""
     layout: str
+    """The form in which W is stored for it (operands.py): nk, kn, bf16 or packed."""
     make: Callable[[Workspace], Run]
     every_count: bool = False
+    """It is tried with all counts of threads, not only with all cores."""
     split_k: int = 0
+    """The number of parts of K, 0 if K is not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,16 @@ class Candidate:
         return (self.threads, self.kernel_id)
 
 
+def candidates_of(problem: Problem, device: Device, threads: Sequence[int] = ()) -> list[Candidate]:
+    """Each variant with all cores, then those marked `every_count` with the other counts of threads."""
+    table = variants(problem, device.gpu)
+    all_cores, *other_counts = device.thread_counts(threads)
+    candidates = [Candidate(variant, all_cores) for variant in table]
+    for count in other_counts:
+        candidates += [Candidate(variant, count) for variant in table if variant.every_count]
+    return candidates
+
+
 def op(path: str) -> Any:
     """`torch.<path>` or UnsupportedError: private operators come and go between versions of torch."""
     try:
@@ -122,9 +141,12 @@ def mx_types(*, gpu: bool) -> tuple[torch.dtype, torch.dtype]:
     return float_of("float4_e2m1fn_x2"), float_of("float8_e8m0fnu")
 
 
-CHAIN = 2  # parts of K, which a CPU adds one after the other
-LEAST_K = 64  # elements of K in a part at least
-INT_MM_MIN_ROWS = 17  # torch._int_mm on CUDA takes M > 16 only
+CHAIN = 2
+"""Parts of K, which a CPU adds one after the other."""
+LEAST_K = 64
+"""Elements of K in a part at least."""
+INT_MM_MIN_ROWS = 17
+"""torch._int_mm on CUDA takes M > 16 only."""
 BF16 = torch.bfloat16
 
 Widen = Callable[[Operand], torch.Tensor]
@@ -133,7 +155,7 @@ Finish = Callable[[torch.Tensor, Operand, Operand], torch.Tensor]
 
 
 def variants(p: Problem, gpu: bool) -> list[Variant]:
-    """The table of a problem, the most promising first. Numbers are part of kernelId: never use one again."""
+    """The table of a problem, the most promising first."""
     if p.scale == "none":
         return _unscaled_variants(p, gpu)
     if p.scale == "row":
@@ -176,14 +198,15 @@ def _row_scaled_variants(p: Problem, gpu: bool) -> list[Variant]:
 
 
 def product(
-    of: Callable[[Workspace], Multiply], workspace: Workspace, *, biased: bool = False, raw: bool = False
+    make_multiply: Callable[[Workspace], Multiply], workspace: Workspace, *, biased: bool = False, raw: bool = False
 ) -> Run:
     """One product of the library. `biased`: it adds the bias itself. `raw`: it takes X in its stored type."""
-    multiply, last = of(workspace), finishing(workspace, biased=biased)
-    x_of = widening(workspace, raw=raw)
+    multiply = make_multiply(workspace)
+    finish = finishing(workspace, biased=biased)
+    widen = widening(workspace, raw=raw)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
-        return last(multiply(x_of(x), w[0]), x, w)
+        return finish(multiply(widen(x), w[0]), x, w)
 
     return run
 
@@ -202,28 +225,32 @@ def widening(workspace: Workspace, *, raw: bool = False) -> Widen:
 def finishing(workspace: Workspace, *, biased: bool = False) -> Finish:
     """The step from the product to the output: the scales of a8w8; else the bias, and a cast where types differ."""
     if workspace.problem.scale == "row":
-        half, out = workspace.output(torch.float32), workspace.output(workspace.outdtype)
-        return lambda low, x, w: torch.mul(torch.mul(low, x[1][:, None], out=half), w[1], out=out)
+        scaled_by_x = workspace.output(torch.float32)
+        out = workspace.output(workspace.outdtype)
+        return lambda low, x, w: torch.mul(torch.mul(low, x[1][:, None], out=scaled_by_x), w[1], out=out)
     bias = None if biased else workspace.bias
     cast = None if workspace.wide is workspace.outdtype else workspace.output(workspace.outdtype)
 
-    def last(low: torch.Tensor, x: Operand, w: Operand) -> torch.Tensor:
+    def finish(low: torch.Tensor, x: Operand, w: Operand) -> torch.Tensor:
         if bias is not None:
             low.add_(bias)
         return low if cast is None else cast.copy_(low)
 
-    return last
+    return finish
 
 
 def linear(workspace: Workspace) -> Multiply:
-    call, bias, low = op("_C._nn.linear"), workspace.bias, workspace.output(workspace.wide)
-    return lambda x, w: call(x, w, bias, out=low)
+    linear_op = op("_C._nn.linear")
+    bias = workspace.bias
+    low = workspace.output(workspace.wide)
+    return lambda x, w: linear_op(x, w, bias, out=low)
 
 
 def packed(workspace: Workspace) -> Multiply:
     """W in the blocked order that oneDNN would otherwise make on each call. The operator makes its own output."""
-    call, bias = op("ops.mkldnn._linear_pointwise"), workspace.bias
-    return lambda x, w: call(x, w, bias, "none", [], "")
+    linear_pointwise = op("ops.mkldnn._linear_pointwise")
+    bias = workspace.bias
+    return lambda x, w: linear_pointwise(x, w, bias, "none", [], "")
 
 
 def mm_nk(workspace: Workspace) -> Multiply:
@@ -250,14 +277,16 @@ def mv(workspace: Workspace) -> Multiply:
 
 def chain(workspace: Workspace) -> Multiply:
     """K in parts, one after the other, each added to the output in place."""
-    low, k = workspace.output(workspace.wide), workspace.problem.k
+    low = workspace.output(workspace.wide)
+    k = workspace.problem.k
     step = -(-k // CHAIN)
-    step += -step % 8
+    step += -step % 8  # parts begin at whole vectors
 
     def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         torch.mm(x[:, :step], w[:, :step].t(), out=low)
-        for a in range(step, k, step):
-            torch.addmm(low, x[:, a : a + step], w[:, a : a + step].t(), out=low)
+        for begin in range(step, k, step):
+            part = slice(begin, begin + step)
+            torch.addmm(low, x[:, part], w[:, part].t(), out=low)
         return low
 
     return multiply
@@ -267,19 +296,21 @@ def int_mm(workspace: Workspace) -> Multiply:
     """The library's integer product; the sums are exact."""
     if workspace.gpu and workspace.problem.m < INT_MM_MIN_ROWS:
         raise UnsupportedError(f"torch._int_mm on a GPU takes M from {INT_MM_MIN_ROWS}, M is {workspace.problem.m}")
-    call, sums = op("_int_mm"), workspace.output(torch.int32)
-    return lambda x, w: call(x, w.t(), out=sums)
+    int_mm_op = op("_int_mm")
+    sums = workspace.output(torch.int32)
+    return lambda x, w: int_mm_op(x, w.t(), out=sums)
 
 
 def weight_int8(workspace: Workspace) -> Run:
     """torch's weight-only int8 product: bfloat16 X, int8 W, scales of W in bfloat16. Makes its own output."""
-    p, call = workspace.problem, op("_weight_int8pack_mm")
+    p = workspace.problem
+    int8pack_mm = op("_weight_int8pack_mm")
     if p.k % 32 or p.n % 16:  # it reads past the end of ragged rows (seen: a segmentation fault with N 7, K 33)
         raise UnsupportedError(f"torch._weight_int8pack_mm is safe for K % 32 = 0 and N % 16 = 0 only, not {p.n}x{p.k}")
-    x_of = widening(workspace)
+    widen = widening(workspace)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
-        out: torch.Tensor = call(x_of(x), w[0], w[1].bfloat16())
+        out: torch.Tensor = int8pack_mm(widen(x), w[0], w[1].bfloat16())
         return out.mul_(x[1][:, None])
 
     return run
@@ -287,10 +318,11 @@ def weight_int8(workspace: Workspace) -> Run:
 
 def scaled_mm(workspace: Workspace, *, fast: bool = False) -> Run:
     """fp8 product with the scales in the library's epilogue. `fast`: the tensor cores' shorter accumulation."""
-    call, out = op("_scaled_mm"), workspace.output(BF16)
+    multiply = partial(op("_scaled_mm"), out_dtype=BF16, use_fast_accum=fast)
+    out = workspace.output(BF16)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
-        call(x[0], w[0].t(), scale_a=x[1][:, None], scale_b=w[1][None, :], out_dtype=BF16, use_fast_accum=fast, out=out)
+        multiply(x[0], w[0].t(), scale_a=x[1][:, None], scale_b=w[1][None, :], out=out)
         return out
 
     return run
@@ -299,10 +331,11 @@ def scaled_mm(workspace: Workspace, *, fast: bool = False) -> Run:
 def scaled_mm_mx(workspace: Workspace) -> Run:
     """The library's own MXFP4 product: hipBLASLt on gfx950 takes the scales as they are."""
     fp4, e8 = mx_types(gpu=workspace.gpu)
-    call, out = op("_scaled_mm"), workspace.output(BF16)
+    multiply = partial(op("_scaled_mm"), out_dtype=BF16)
+    out = workspace.output(BF16)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
-        call(x[0].view(fp4), w[0].view(fp4).t(), scale_a=x[1].view(e8), scale_b=w[1].view(e8), out_dtype=BF16, out=out)
+        multiply(x[0].view(fp4), w[0].view(fp4).t(), scale_a=x[1].view(e8), scale_b=w[1].view(e8), out=out)
         return out
 
     return run

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from worker.bench.case import BLOCK8, Case
-from worker.bench.measuring import Inputs, needed_bytes
+from worker.bench.inputs import Inputs, needed_bytes
 from worker.families import ENGINE
 from worker.triton_configs.engine_modules import replaced
 from worker.triton_configs.engine_package import Layer

@@ -1,6 +1,6 @@
 """Tuner `faulty`: the tuner `replay` with real faults, for tests.
 
-Options beyond those of `replay`:
+ReplayOptions beyond those of `replay`:
 
 - `faults`: a list; each does to the process what its name says, none is a returned error;
 - `times`: by slot, microseconds of its timed canary (compute, memory), or a text that it raises; [] or absent: none;
@@ -42,7 +42,7 @@ from worker.process import exit_words
 from worker.protocol import NodePaths, Row, Spec, SpecShape, Withheld, is_wanted
 from worker.tuners.aiter.blocklist import Blocklist, BlocklistEntry, CandidateId, SlotIdentity, slot_identity
 from worker.tuners.base import Emit, Place, TunerFault
-from worker.tuners.replay import SLICE_S, Options, ReplayTuner, conclude, identity, measure, pause
+from worker.tuners.replay import SLICE_S, ReplayOptions, ReplayTuner, conclude, identity, measure, pause
 
 VIOLENT = ("abort", "stop", "oom", "truncate", "kill_worker", "hang", "exit", "error", "lie")
 SOFT = ("hold", "wrong", "no_candidate", "sick_canary")
@@ -166,8 +166,8 @@ def _leave_grandchild(place: Place) -> None:
 
 
 @dataclass(frozen=True)
-class FaultyOptions(Options):
-    """Options of a replay with faults; see the module's docstring."""
+class FaultyOptions(ReplayOptions):
+    """ReplayOptions of a replay with faults; see the module's docstring."""
 
     faults: tuple[Fault, ...] = ()
     blocklist: str = ""
@@ -218,9 +218,9 @@ class FaultyTuner(ReplayTuner):
         return super().tune(spec, emit)
 
     def judge(self, spec: Spec) -> None:
-        self._blocklist().judge(spec.refuted, spec.confirmed)
+        self._blocklist().take_verdicts(spec.refuted, spec.confirmed)
 
-    def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
+    def tune_shape(self, spec: Spec, shape: SpecShape, options: ReplayOptions, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
         candidates = [c for c in candidates if is_wanted(asked, c.get("kernelName", ""))]
         facts = {**shape.key, "shape": shape.id, "attempt": spec.attempt, "group": spec.group}
@@ -235,7 +235,7 @@ class FaultyTuner(ReplayTuner):
         rows: list[Row] = []
         for n, candidate in enumerate(candidates):
             if entry := known.get(identity(candidate)):
-                withheld.append(entry.withheld("blocklist"))
+                withheld.append(entry.as_withheld("blocklist"))
                 continue
             self._strike(fault, n, shape, emit)
             of_it = (f for f in self.faulty.faults if f.of_candidates)
@@ -272,7 +272,7 @@ class FaultyTuner(ReplayTuner):
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
         entry = BlocklistEntry(blocklist.where, spec.family, lost, "fault", how, time.time())
         blocklist.append(entry.as_json())
-        return entry.withheld("attempt")
+        return entry.as_withheld("attempt")
 
 
 def _spoilt(row: Row, kind: str) -> Row:

@@ -101,9 +101,9 @@ def test_colours_and_control_characters_do_not_hide_a_fault_nor_get_through() ->
 def test_a_shape_of_our_own_is_never_to_blame() -> None:
     """A canary of 64x512x512 faults: nothing about N."""
     ended = ProcessEnd("fault", "AITER's tuner was ended by SIGABRT", output=FAULT)
-    words = ended.told("before the first shape, on a tiny one")
+    words = ended.describe("before the first shape, on a tiny one")
     assert "the GPU, its driver or the image is" in words
-    assert ("multiple of 128" in words, "multiple of 128" in ended.told()) == (False, True)
+    assert ("multiple of 128" in words, "multiple of 128" in ended.describe()) == (False, True)
 
 
 def test_the_page_says_what_the_catalogue_says_and_answers_every_row_of_the_runbook() -> None:

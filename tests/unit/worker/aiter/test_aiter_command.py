@@ -21,7 +21,7 @@ from worker.tuners.aiter.environment import (
 )
 from worker.tuners.aiter.launch import batch_size
 from worker.tuners.aiter.script import TunerScript
-from worker.tuners.aiter.spec import Options, risk, tuner_arg_flags
+from worker.tuners.aiter.spec import AiterOptions, risk, tuner_arg_flags
 from worker.tuners.aiter.tuner import tiny_key
 
 BASE = dict.fromkeys(("--untune_file", "--tune_file", "--mp", "--errRatio", "--profile_file"), "value")
@@ -36,8 +36,8 @@ def script(flags: dict[str, str]) -> TunerScript:
 
 def test_a_version_with_the_topk_fault_gets_one_shape_a_batch() -> None:
     """And a family that may have no candidate, unless it is asked for."""
-    assert [batch_size(A4W4, script(flags), Options()) for flags in (BASE, NEWEST)] == [1, 4]
-    assert [batch_size(BLOCKSCALE, script(NEWEST), Options(batch=n)) for n in (0, 9)] == [1, 9]
+    assert [batch_size(A4W4, script(flags), AiterOptions()) for flags in (BASE, NEWEST)] == [1, 4]
+    assert [batch_size(BLOCKSCALE, script(NEWEST), AiterOptions(batch=n)) for n in (0, 9)] == [1, 9]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from tests.support.aiterbuild import CK2, tree
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
-from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut, SlotIdentity, chosen_candidates
+from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, SlotIdentity
+from worker.tuners.aiter.choice import CandidateChoice, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
 from worker.tuners.aiter.modules import clear_stale_locks
 
@@ -62,7 +63,7 @@ def test_the_shim_is_used_only_on_what_it_knows(source: str, why: str) -> None:
     assert why in found
 
 
-def shimmed(folder: Path, tasks: str, left_out: LeftOut, func: str = "None") -> tuple[str, list[dict[str, Any]]]:
+def shimmed(folder: Path, tasks: str, choice: CandidateChoice, func: str = "None") -> tuple[str, list[dict[str, Any]]]:
     """Output of a pool with these tasks in an image with a sitecustomize of its own, and the shim's journal."""
     (folder / "aiter/utility").mkdir(parents=True, exist_ok=True)
     for package in ("aiter", "aiter/utility"):
@@ -71,7 +72,7 @@ def shimmed(folder: Path, tasks: str, left_out: LeftOut, func: str = "None") -> 
     (folder / "sitecustomize.py").write_text("import builtins; builtins.IMAGE_SAYS = 'hello'\n")
     program = f"tasks = [(i, {func}, (), {{}}) for i in {tasks}]\nfrom aiter.utility import mp_tuner\n"
     program += "print(IMAGE_SAYS, mp_tuner.work_group(tasks))"
-    left_out.write(folder / "blocked.jsonl")
+    choice.write(folder / "blocked.jsonl")
     env = {**os.environ, "PYTHONPATH": f"{SHIM}:{folder}", "GEMMFLEET_AITER_WATCH": str(folder)}
     said = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert ("hello " in said.stdout, said.stderr) == (True, "")
@@ -82,7 +83,7 @@ def test_the_shim_leaves_out_what_is_blocked_and_keeps_what_a_candidate_said(tmp
     five = CandidateId(("256", "1", "2", "3"), ("5", "0", ""))
     entries = {five: BlocklistEntry(SlotIdentity("s", "i"), "a8w8", five, "fault", "", 1.0)}
     tasks = "[((256, 1, 2, 3), n, 0, '') for n in (4, 5)]"
-    printed, steps = shimmed(tmp_path, tasks, LeftOut(entries), func="'raises'")
+    printed, steps = shimmed(tmp_path, tasks, CandidateChoice(entries), func="'raises'")
     assert [f"{s['event']} {s['candidate'][0]}" for s in steps] == ["begin 4", "end 4", "blocked 5"]
     assert "((256, 1, 2, 3), 5, 0, ''), inf, 1.0)" in printed
     assert steps[1]["said"] == "run gpu func warning: info:((256, 1, 2, 3), 4, 0, '') boom"
@@ -99,7 +100,7 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
     chosen = chosen_candidates(KernelLists(tree_at(tree(tmp_path / "tree"))), "gfx950", spec)
     first = {"libtype": "ck", "numbers": ["1"], "name": CK2, "split": "0"}
     assert chosen[0]["only"][0] == first, "number 1 here, 0 in the table's image"
-    _, steps = shimmed(tmp_path / "image", tasks, LeftOut(only=chosen))
+    _, steps = shimmed(tmp_path / "image", tasks, CandidateChoice(only=chosen))
     ran = [(s["key"][2], *s["candidate"][:2]) for s in steps if s["event"] == "end"]
     assert ran == [("1", "1", "0"), ("1", "7", "0"), *(("4", n, s) for n, s in ("00", "10", "11", "70"))]
 

@@ -9,7 +9,10 @@ import pytest
 from worker.families import FAMILIES
 from worker.protocol import Row
 from worker.tuners.aiter.blocklist import CandidateId
-from worker.tuners.aiter.rows import JournalStep, KernelNames, Tables, shape_verdict, step_row, to_row
+from worker.tuners.aiter.journal import JournalStep, step_row
+from worker.tuners.aiter.rows import KernelNames, to_row
+from worker.tuners.aiter.tables import Tables
+from worker.tuners.aiter.verdict import shape_verdict
 
 A4W4, FMOE = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"]
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"

@@ -10,8 +10,8 @@ import pytest
 from tests.standins.aiter import change, make_tree
 from worker.aiter_tree.locate import ScratchTree
 from worker.families import FAMILIES
-from worker.tuners.aiter.adapted_tree import needed, prepare
 from worker.tuners.aiter.findings import inspect
+from worker.tuners.aiter.workarounds import apply_workarounds, needed_workarounds
 
 A4W4 = FAMILIES["a4w4_blockscale"]
 SCRIPT = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
@@ -46,8 +46,8 @@ def state(root: Path) -> dict[str, str]:
 def test_needed_and_applied(tmp_path: Path, name: str, changed: tuple[str, str, str]) -> None:
     root = make(tmp_path / "real", changed)
     before, found = state(root), inspect(root)
-    assert needed(found, A4W4, [ODD]) == [name]
-    scratch, (applied,) = prepare(found, [name], tmp_path / "scratch")
+    assert needed_workarounds(found, A4W4, [ODD]) == [name]
+    scratch, (applied,) = apply_workarounds(found, [name], tmp_path / "scratch")
     assert inspect(scratch.tree).workarounds[name].verdict != "needed"
     assert (applied["name"], applied["source"][:11]) == (name, "ROCm/aiter ")
     assert applied["evidence"]
@@ -58,11 +58,11 @@ def test_needed_and_applied(tmp_path: Path, name: str, changed: tuple[str, str, 
 
 def test_two_in_one_file(tmp_path: Path) -> None:
     found = inspect(make(tmp_path / "real", OLD_NAMES, UNTRIMMED))
-    names = needed(found, A4W4, [EVEN, ODD])
+    names = needed_workarounds(found, A4W4, [EVEN, ODD])
     assert names == ["tile_column_case", "k_trim"]
-    assert needed(found, A4W4, [EVEN]) == names[:1]
-    assert needed(found, FAMILIES["a8w8_bpreshuffle"], [ODD]) == []
-    scratch, applied = prepare(found, names, tmp_path / "scratch")
+    assert needed_workarounds(found, A4W4, [EVEN]) == names[:1]
+    assert needed_workarounds(found, FAMILIES["a8w8_bpreshuffle"], [ODD]) == []
+    scratch, applied = apply_workarounds(found, names, tmp_path / "scratch")
     assert applied[1]["files"][0]["sha256_before"] == applied[0]["files"][0]["sha256_after"]
     text = scratch.tree.scripts[A4W4.name].read_text()
     assert "['tile_M', \"tile_N\", " in text

@@ -19,10 +19,10 @@ from tests.paths import TEST_DATA
 from tests.standins.kernels import flat_gluon, make_kernels
 from tests.support.config_tree import tree, values, winners
 from worker.aiter_tree.locate import tree_at
-from worker.bench.backends import with_configs
 from worker.bench.child import BackendServer
+from worker.bench.config_set import tree_with_configs
 from worker.bench.runner import CALLS, WARMUP, BackendRunner, Refused, per_call_us
-from worker.protocol.bench import Options, Rule, Side, mean_of_runs, rounds, wants_more
+from worker.protocol.bench import BenchOptions, RunRule, Side, draw_rounds, mean_of_runs, needs_more_runs
 from worker.triton_configs.resolve import Resolver
 
 QUICK = {"sample_s": 0.02, "rotate_mb": 1}
@@ -50,7 +50,7 @@ class Stage:
         self.close()
         self.patch.setenv("GEMMFLEET_AITER_ROOT", str(root or ""))
         self.patch.chdir(self.folder)
-        child = BackendServer(backend, Options.parse({**QUICK, **raw}), lambda message: None)
+        child = BackendServer(backend, BenchOptions.parse({**QUICK, **raw}), lambda message: None)
         answer = child.start()
         if answer["is"] != "ready":
             raise Refused("unavailable", answer["detail"])
@@ -138,7 +138,7 @@ def test_gluon_is_there_or_says_why(stage: Stage, tmp_path: Path, monkeypatch: p
 @pytest.mark.full
 def test_a_backend_that_hangs_is_a_row_and_the_next_shape_gets_a_fresh_process(tmp_path: Path) -> None:
     variables = {"GEMMFLEET_AITER_ROOT": str(make_kernels(tmp_path / "tree", "new")), "STANDIN_FAULT": "gemm_a8w8:hang"}
-    who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", Options.parse(QUICK), QUICK, variables)
+    who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", BenchOptions.parse(QUICK), QUICK, variables)
     with contextlib.closing(who):
         # a process that is up: on a busy machine its start alone may take longer than the hang is given
         assert who.prepare("a16w16", KEYS["a16w16"], 0.05, 60.0, lambda: None)["status"] == "ok"
@@ -170,17 +170,17 @@ GEMM, REDUCE = "_gemm_afp4wfp4_kernel_BLOCK_SIZE_M_256.kd", "_gemm_afp4wfp4_redu
 @pytest.mark.parametrize(
     ("runs", "rule", "us", "status", "more"),
     [
-        ([100.0, 104.0, 102.0], Rule(), 102.0, "ok", False),
-        ([97.4, 100.0, 102.6], Rule(), 100.0, "unstable", True),
-        ([100.0, 130.0, 101.0, 150.0, 102.0], Rule(), 101.0, "ok", False),  # the three that agree best
-        ([100.0, 100.0], Rule(), 100.0, "short", True),
-        ([7.0], Rule(1, 0), 7.0, "ok", False),
+        ([100.0, 104.0, 102.0], RunRule(), 102.0, "ok", False),
+        ([97.4, 100.0, 102.6], RunRule(), 100.0, "unstable", True),
+        ([100.0, 130.0, 101.0, 150.0, 102.0], RunRule(), 101.0, "ok", False),  # the three that agree best
+        ([100.0, 100.0], RunRule(), 100.0, "short", True),
+        ([7.0], RunRule(1, 0), 7.0, "ok", False),
     ],
 )
-def test_runs_that_agree_are_their_mean(runs: list[float], rule: Rule, us: float, status: str, more: bool) -> None:
+def test_runs_that_agree_are_their_mean(runs: list[float], rule: RunRule, us: float, status: str, more: bool) -> None:
     found = mean_of_runs(runs, rule)
     assert (round(found.us, 6), found.status, found.taken) == (us, status, len(runs))
-    assert wants_more(runs, rule) is more
+    assert needs_more_runs(runs, rule) is more
 
 
 def test_rounds_are_drawn_anew_and_only_who_does_not_agree_runs_again_with_its_partner() -> None:
@@ -188,7 +188,7 @@ def test_rounds_are_drawn_anew_and_only_who_does_not_agree_runs_again_with_its_p
     times = {"g:torch": steady, "t:torch": loose, "g:other": steady, "t:other": steady}
     taken: dict[str, list[float]] = {name: [] for name in times}
     orders = []
-    for order in rounds(taken, {name: name[2:] for name in times}, Rule(), random.Random(0)):
+    for order in draw_rounds(taken, {name: name[2:] for name in times}, RunRule(), random.Random(0)):
         orders.append(tuple(order))
         for name in order:
             taken[name].append(times[name][len(taken[name])])
@@ -223,7 +223,7 @@ def test_as_many_calls_are_made_as_the_profiler_and_the_plain_mean_count(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     raw, variables = {**QUICK, "timer": "rocprof"}, {"GEMMFLEET_AITER_ROOT": str(root)}
-    who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", Options.parse(raw), raw, variables)
+    who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", BenchOptions.parse(raw), raw, variables)
     with contextlib.closing(who):
         who.prepare("a16w16", KEYS["a16w16"], 0.05, 60.0, lambda: None)
         found = who.sample(60.0, lambda: None)
@@ -270,7 +270,7 @@ def test_a_runs_winners_are_laid_into_the_trees_files(tmp_path: Path) -> None:
     (root / "aiter/jit/core.py").touch()
     won = {name: {"M_LEQ_64": values(16)}, default: {"M_LEQ_64": values(8)}}
     run = winners(tmp_path / "run", won, [{"N": 256, "file": name}, {"file": default}])
-    made = with_configs(tree_at(root), config_sets([f"a={run}"])["a"], tmp_path / "copy")
+    made = tree_with_configs(tree_at(root), config_sets([f"a={run}"])["a"], tmp_path / "copy")
     resolver = Resolver(made.root, "gfx950")
     found = [resolver.config_for("a16w16", m, n, 1024) for m, n in ((16, 256), (40, 256), (300, 256), (40, 99))]
     assert [(c.path.name, c.values["BLOCK_SIZE_M"]) for c in found] == [

@@ -18,8 +18,9 @@ from worker.tuners.catalog import make_tuner
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.operands import error_ratio, widen_rows
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.torch.search import Operands, Search, Spent, Weights
-from worker.tuners.torch.spec import Options
+from worker.tuners.torch.operands import Operands, Weights
+from worker.tuners.torch.search import Search, Spent
+from worker.tuners.torch.spec import TorchOptions
 from worker.tuners.torch.tuner import TorchTuner
 from worker.tuners.torch.variants import Candidate, Variant, Workspace, variants
 
@@ -235,11 +236,11 @@ def test_what_is_not_supported_is_said(family: str, key: Key, words: str) -> Non
 
 
 def test_options_have_defaults_and_limits() -> None:
-    assert Options.parse({}) == Options()
-    got = Options.parse({"budget_s_per_shape": 1, "threads": [2, 1, 2], "again": 7})
+    assert TorchOptions.parse({}) == TorchOptions()
+    got = TorchOptions.parse({"budget_s_per_shape": 1, "threads": [2, 1, 2], "again": 7})
     assert (got.budget_s_per_shape, got.threads, got.again) == (1.0, (2, 1), 7)
     with pytest.raises(ValueError, match=r"unknown option 'budget'.*threads is.*again is True.*rotate_mb is -1"):
-        Options.parse({"budget": 1, "threads": [0], "again": True, "rotate_mb": -1})
+        TorchOptions.parse({"budget": 1, "threads": [0], "again": True, "rotate_mb": -1})
 
 
 P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
@@ -253,8 +254,8 @@ def search(*makes: Make, budget: float = 10) -> Log:
     operands = Operands.make(P, Weights.make(P, device.torch, 1 << 16, lambda: 1 << 34))
     candidates = [Candidate(Variant(i + 1, f"c{i}", "nk", m), 1) for i, m in enumerate(makes)]
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
-    options, began = Options(budget_s_per_shape=budget), time.perf_counter()
-    Search(shape, operands, device, options, 0.05, log.emit(), Spent(), began, candidates).run()
+    options, began = TorchOptions(budget_s_per_shape=budget), time.perf_counter()
+    Search(shape, operands, device, options, 0.05, log.emit(), Spent(), began).run(candidates)
     device.leave()
     return log
 

@@ -3,8 +3,11 @@
 AITER's pool does not say which candidate it is measuring, and a candidate that kills its process takes the others of
 its shape with it. This shim wraps the function of `aiter.utility.mp_tuner` that measures a candidate, outside the timed
 part. We put it on the path only if that function has the expected form (worker/tuners/aiter/findings.py); if anything
-is unexpected at run time, the shim does nothing. GEMMFLEET_AITER_WATCH is the folder with its files: the journal, and
-the candidates to leave out. It uses only the standard library, and nothing of gemmfleet.
+is unexpected at run time, the shim does nothing. It uses only the standard library, and nothing of gemmfleet.
+
+GEMMFLEET_AITER_WATCH names the folder with its files: `candidates.jsonl`, its records (worker/tuners/aiter/journal.py
+has their form), and `blocked.jsonl`, the candidates that are not measured (worker/tuners/aiter/choice.py). Python
+imports a module of the name sitecustomize by itself when it starts.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ TARGET = "aiter.utility.mp_tuner"
 
 
 def describe(info: Any) -> tuple[list[str], list[str]]:
-    """(key, candidate) of an info: lists of text that mean the same in every process."""
-    first = info[0] if isinstance(info, (tuple, list)) and info and isinstance(info[0], (tuple, list)) else info
-    rest = info[1:] if first is not info else ()
-    return [_text(v) for v in first], [_text(v) for v in rest]
+    """(key, candidate) of AITER's `info`: lists of text that mean the same in every process.
+
+    `info` is ((gfx, cu_num, M, N, K, ...), kernelId, splitK, name, ...), or the key alone.
+    """
+    if isinstance(info, (tuple, list)) and info and isinstance(info[0], (tuple, list)):
+        return [_text(value) for value in info[0]], [_text(value) for value in info[1:]]
+    return [_text(value) for value in info], []
 
 
 def _text(value: Any) -> str:
@@ -40,12 +46,13 @@ def _text(value: Any) -> str:
 
 
 class _Choice:
-    """Choice of candidates: all but the blocked ones, and of some shapes only those requested (`sizes`: the numbers of
-    a shape's key; `only`: kernels of a table as mappings)."""
+    """Choice of candidates: all but the blocked ones, and of some shapes only those requested."""
 
     def __init__(self, path: str) -> None:
         self.blocked: list[tuple[list[str], list[str]]] = []
+        """(key, candidate)"""
         self.only: list[tuple[list[str], list[dict[str, Any]]]] = []
+        """(the numbers of a shape's key, kernels of a table)"""
         try:
             with open(path) as f:
                 for line in f:
@@ -57,23 +64,30 @@ class _Choice:
         except (OSError, ValueError, KeyError, TypeError):
             pass
 
-    def left_out(self, key: list[str], candidate: list[str]) -> str:
-        """The journal's word for why it is left out, "" where it is to be measured."""
+    def exclusion(self, key: list[str], candidate: list[str]) -> str:
+        """The journal's word for a candidate that is not measured, "" for one that is."""
         if (key, candidate) in self.blocked:
             return "blocked"
         for sizes, only in self.only:
-            if any(key[i : i + len(sizes)] == sizes for i in range(3)):  # gfx and cu_num may come first
-                return "" if any(_is(candidate, c) for c in only) else "skipped"
+            if _has_sizes(key, sizes):
+                return "" if any(_is_kernel(candidate, kernel) for kernel in only) else "skipped"
         return ""
 
 
-def _is(candidate: list[str], wanted: dict[str, Any]) -> bool:
-    """True if a candidate (kernelId, splitK, name, libtype, ...) is the wanted one; of a table's kernel the number
-    decides where the candidate has no name."""
+def _has_sizes(key: list[str], sizes: list[str]) -> bool:
+    """True if the key begins with these numbers; gfx and cu_num may come first."""
+    return any(key[i : i + len(sizes)] == sizes for i in range(3))
+
+
+def _is_kernel(candidate: list[str], kernel: dict[str, Any]) -> bool:
+    """True if a candidate (kernelId, splitK, name, libtype, ...) is that kernel of a table. The number decides if the
+    candidate has no name."""
     number, split, name, libtype = [*candidate, "", "", "", ""][:4]
-    if split != wanted["split"]:
+    if split != kernel["split"]:
         return False
-    return name == wanted["name"] if name else number in wanted["numbers"] and libtype in ("", wanted["libtype"])
+    if name:
+        return bool(name == kernel["name"])
+    return number in kernel["numbers"] and libtype in ("", kernel["libtype"])
 
 
 class _Journal:
@@ -90,8 +104,8 @@ class _Journal:
 def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
     """Replace `module.worker`."""
     inner = module.worker
-    at = inner.__code__.co_varnames[: inner.__code__.co_argcount].index("info")
-    bound: list[int] = []
+    info_position = inner.__code__.co_varnames[: inner.__code__.co_argcount].index("info")
+    bound_processes: set[int] = set()
     said: list[str] = []
 
     def note(*words: Any, **kwargs: Any) -> None:
@@ -101,16 +115,17 @@ def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
 
     @functools.wraps(inner)
     def worker(*args: Any, **kwargs: Any) -> Any:
-        if os.getpid() not in bound:
-            bound[:] = [os.getpid()]
+        if os.getpid() not in bound_processes:
+            bound_processes.add(os.getpid())
             _die_with_parent()
         try:
-            info = kwargs["info"] if "info" in kwargs else args[at]
+            info = kwargs["info"] if "info" in kwargs else args[info_position]
             key, candidate = describe(info)
         except Exception:  # noqa: BLE001 - whatever it is, the tuner is not to notice
             return inner(*args, **kwargs)
-        if word := choice.left_out(key, candidate):
-            journal.say(event=word, key=key, candidate=candidate)
+        exclusion = choice.exclusion(key, candidate)
+        if exclusion:
+            journal.say(event=exclusion, key=key, candidate=candidate)
             return info, float("inf"), 1.0
         journal.say(event="begin", key=key, candidate=candidate)
         said.clear()
@@ -120,8 +135,10 @@ def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
             journal.say(event="end", key=key, candidate=candidate, said=f"{type(e).__name__}: {e}"[:1000])
             raise
         us, err = _times(result)
-        words = {} if 0 < us < float("inf") else {"said": " ".join(said)[:2000]}
-        journal.say(event="end", key=key, candidate=candidate, us=repr(us), err=repr(err), **words)
+        fields = {"us": repr(us), "err": repr(err)}
+        if not 0 < us < float("inf"):
+            fields["said"] = " ".join(said)[:2000]
+        journal.say(event="end", key=key, candidate=candidate, **fields)
         return result
 
     module.worker = worker
@@ -170,7 +187,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _install() -> None:
-    if folder := os.environ.get("GEMMFLEET_AITER_WATCH"):
+    folder = os.environ.get("GEMMFLEET_AITER_WATCH")
+    if folder:
         choice = _Choice(os.path.join(folder, "blocked.jsonl"))
         sys.meta_path.insert(0, _Finder(_Journal(os.path.join(folder, "candidates.jsonl")), choice))
 
