@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
-from orchestrator.controller.runs import RunSnapshot
+from orchestrator.controller.run_snapshot import RunSnapshot
 from orchestrator.paths import RunPaths
 from orchestrator.report.page import MAX_BYTES, write_report
 from tests.integration.browser import chromium, missing

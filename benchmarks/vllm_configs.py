@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.figure import Figure, show
 from worker.protocol import Spec, SpecShape
-from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.m_ranges import USUAL_KEYS
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.measure import SamplingPolicy, measure, rerank

@@ -1,4 +1,8 @@
-"""Sanitizing of data from a node: plain text, finite numbers, small JSON. Nothing here raises."""
+"""Cleans values that come from a node, which may be anything: plain text, finite numbers, small JSON.
+
+The ledger's reader of records, the facts of a node, and the log of a workload call it. A value of the wrong type is ""
+or None; nothing here raises.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from typing import Any
 from worker.text import uncoloured
 
 MAX_TEXT = 2000
+"""Characters of a text."""
 MAX_JSON = 16 * 1024
+"""Characters of an object, written as JSON. Of a larger one only its numbers and short texts are kept."""
 _MAX_DEPTH = 5
 _MAX_ITEMS = 200
 _INT64 = 2**63
@@ -22,12 +28,17 @@ def text(value: Any, limit: int = MAX_TEXT) -> str:
         return value.strip()
     if not isinstance(value, str):
         return ""
-    out: str = value[: 4 * limit]
-    if not out.isprintable():
-        out = uncoloured(out)
-        out = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in out)
-    out = out.strip()
-    return out if len(out) <= limit else out[: limit - 3] + "..."
+    line: str = value[: 4 * limit]
+    if not line.isprintable():
+        line = "".join(map(_printable, uncoloured(line)))
+    line = line.strip()
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else ""
 
 
 def number(value: Any) -> float | None:
@@ -37,10 +48,10 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        out = float(value)
+        as_float = float(value)
     except OverflowError:
         return None
-    return out if math.isfinite(out) else None
+    return as_float if math.isfinite(as_float) else None
 
 
 def integer(value: Any) -> int | None:
@@ -54,12 +65,16 @@ def integer(value: Any) -> int | None:
 
 def document(value: Any) -> dict[str, Any]:
     """A JSON object of clean scalars, lists and objects, cut if it is too large. {} if the value is not an object."""
-    out = _node(value, 0)
-    if not isinstance(out, dict):
+    cleaned = _node(value, 0)
+    if not isinstance(cleaned, dict):
         return {}
-    if len(json.dumps(out)) > MAX_JSON:
-        return {k: v for k, v in out.items() if isinstance(v, (int, float)) or (isinstance(v, str) and len(v) < 200)}
-    return out
+    if len(json.dumps(cleaned)) <= MAX_JSON:
+        return cleaned
+    return {key: item for key, item in cleaned.items() if _is_short(item)}
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 200)
 
 
 def _node(value: Any, depth: int) -> Any:

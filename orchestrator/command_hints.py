@@ -25,10 +25,11 @@ def program() -> str:
 
 def called(python: str, path: str, here: Path) -> str:
     """The command for this program, given the interpreter, PATH and working folder."""
-    script, found = Path(python).parent / NAME, shutil.which(NAME, path=path)
+    script = Path(python).parent / NAME
+    on_path = shutil.which(NAME, path=path)
     if not script.is_file():
-        return NAME if found else f"{_way(Path(python), here)} -m orchestrator"
-    if found and Path(found).samefile(script):
+        return NAME if on_path else f"{_way(Path(python), here)} -m orchestrator"
+    if on_path and Path(on_path).samefile(script):
         return NAME
     return _way(script, here)
 

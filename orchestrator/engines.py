@@ -17,7 +17,9 @@ from worker.registry import Registry
 
 GROUP = "gemmfleet.engines"
 """The group of entry points."""
-OK, WARNING, UNUSABLE = "ok", "warning", "unusable"
+OK = "ok"
+WARNING = "warning"
+UNUSABLE = "unusable"
 RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
 """Levels of a finding from good to bad."""
 
@@ -136,7 +138,7 @@ class EngineSpec:
         return self.container is not None
 
 
-_NO_ENGINES = ("docker-containers", "docker-errors", "docker-options")
+_NO_ENGINES = ("docker-client", "docker-containers", "docker-errors", "docker-options")
 """Modules of orchestrator/engine that are part of an engine."""
 _ENGINES = Registry(
     "engine",

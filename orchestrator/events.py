@@ -257,7 +257,7 @@ NOISE = ("the winner's time is noise",)
 class ShapeTuned(Event):
     """A valid winner of the shape reached the ledger. A complete one that is not noisy settles a pending shape.
 
-    `withheld`: identities of the candidates that were left out because they faulted, on this slot alone, and NOISE.
+    `withheld`: identities of the blocked candidates, which faulted on this slot alone, and NOISE.
     `earlier`: those of them that faulted before this run. `cut`: the list was cut, there are more.
     """
 

@@ -1,23 +1,19 @@
-"""Families and tuners by the name that a user typed, with a mistake as a message; what follows from a family; the
-names of backends.
+"""Families and tuners by the name that a user typed, with a mistake as a message; the types of a family's operands; the
+M that AITER looks up for a number of tokens.
 
 AITER asks for the exact M, then for M padded finely, then for M padded coarsely. Source: `getPaddedM` in
 csrc/py_itfs_cu/gemm_common.cu at e4048607a5, the same at v0.1.7. The batched families look up the exact M only. fmoe
 takes its tokens to the next power of two below 32768 and to 32768 or 131072 from there (`get_padded_M`, fused_moe.py).
-
-A backend is named by its owner (`aiter-triton`, `aiter-gluon`): in the FP4 guide and in AITER's tables, Triton and
-Gluon mean AITER's.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from worker.families import BACKENDS, BENCHED, ENGINE, FAMILIES, TRITON, Family, backend_of, tuner_of
+from worker.families import FAMILIES, Family
 from worker.text import did_you_mean
 from worker.tuners.catalog import Flag, TunerNotFoundError, TunerSpec, built_in, find_tuner, names
 
@@ -45,7 +41,8 @@ def family_type(family: Family) -> tuple[str, float] | None:
 PadLevel = Literal["fine", "coarse"]
 _STEPS = ((256, 16), (1024, 32), (4096, 64))
 _LAST_STEP = 128
-_TOP, _TOP_ABOVE_N = 8192, 4096
+_TOP = 8192
+_TOP_ABOVE_N = 4096
 _TOKEN_TIERS = (131072, 32768)
 
 
@@ -90,12 +87,12 @@ def get_tuner(name: str, *, for_tune: bool = True) -> TunerSpec:
 
 def flags() -> dict[str, tuple[Flag, tuple[str, ...]]]:
     """Flags of `tune` by option, each with the built-in tuners that have it."""
-    out: dict[str, tuple[Flag, tuple[str, ...]]] = {}
+    by_option: dict[str, tuple[Flag, tuple[str, ...]]] = {}
     for name in built_in():
         for flag in find_tuner(name).flags:
-            first, tuners = out.get(flag.option, (flag, ()))
-            out[flag.option] = (first, (*tuners, name))
-    return out
+            shared_flag, tuners = by_option.get(flag.option, (flag, ()))
+            by_option[flag.option] = (shared_flag, (*tuners, name))
+    return by_option
 
 
 def in_words(tuners: tuple[str, ...]) -> str:
@@ -117,74 +114,12 @@ def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
         spec.parse_options(options)
     except ValueError as e:
         own = {flag.option for flag in spec.flags}
-        misplaced = [
-            f"{flag.flag}: for {in_words(tuners)} only" for option, (flag, tuners) in flags().items()
-            if option in options and option not in own
-        ]  # fmt: skip
+        misplaced = []
+        for option, (flag, tuners) in flags().items():
+            if option in options and option not in own:
+                misplaced.append(f"{flag.flag}: for {in_words(tuners)} only")
         raise InputError(f"{'; '.join(misplaced)}, and this is {spec.name}" if misplaced else str(e)) from e
 
 
-# Of the FP4 guide: its shapes, the table that it prints, its published figures.
 GUIDE_FAMILY = "a4w4_blockscale"
-AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
-"""Names of the guide's columns and of AITER's libtype, by owner."""
-LABELS = {
-    "asm": "ASM",
-    "ck": "CK",
-    "cktile": "CK-Tile",
-    "aiter-gluon": "aiter-gluon",
-    "aiter-triton": "aiter-triton",
-    "triton": "Triton",
-    "hipblaslt": "hipBLASLt",
-    "flydsl": "FlyDSL",
-    "opus": "opus",
-    "torch": "torch",
-    "skinny": "skinny",
-    "cublaslt": "cuBLASLt",
-    "unknown": "unknown",
-}
-"""Known backends in the order of the columns; others come before `unknown`, by name."""
-
-KNOWN = tuple(dict.fromkeys((*BACKENDS, "gluon", "cublaslt", *BENCHED)))
-"""The values of a libtype cell. Beyond AITER's: those of benchmarks of ours."""
-
-UNKNOWN = "unknown"
-_ORDER = {name: i for i, name in enumerate(LABELS)}
-_LEGAL = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,23}\Z")
-
-
-def owned(name: str) -> str:
-    """The backend of a column or a libtype, named by its owner."""
-    return AITERS.get(name, name)
-
-
-def label(backend: str) -> str:
-    """The backend as people write it."""
-    return LABELS.get(backend, backend)
-
-
-def order(backend: str) -> tuple[float, str]:
-    """A key that sorts backends as they are shown."""
-    return _ORDER.get(backend, len(_ORDER) - 1.5), backend
-
-
-def legal_name(text: str) -> str | None:
-    """The backend that a column such as `triton_us` is named after, None where that is no name."""
-    name = text.strip().lower()
-    return name if _LEGAL.match(name) else None
-
-
-def backend_name(family: str, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
-    """The backend of a row by the worker's rule, named by its owner.
-
-    A libtype calls AITER's Gluon triton; here it has its own name. Rows of our tuner triton, which is gone, are
-    nobody's.
-    """
-    libtype, kernel = libtype.strip().lower(), kernel.strip()
-    if libtype in ("", "triton") and kernel.startswith(TRITON):
-        return UNKNOWN
-    if kernel.startswith(ENGINE):  # of the engine, and not AITER's
-        return tuner_of(kernel)
-    cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
-    found = libtype if libtype in KNOWN else backend_of(family, cells)
-    return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN
+"""Family of the FP4 guide: its shapes, the table that it prints, its published figures."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, RunBusyError
@@ -106,24 +106,50 @@ def command_on_run(verb: str, run: str, runs: Path) -> str:
     return command(f"{verb} {paths.named if paths.config.is_file() else f'{run} --runs ITS_FOLDER'}")
 
 
+class SettingFlag(NamedTuple):
+    """Annotates a setting of a run with its option of `tune`, `bench` and `recheck` (orchestrator/cli/options.py)."""
+
+    flag: str
+    """Such as `--grace`."""
+    help: str
+    minimum: float | None = None
+    metavar: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """The settings that a user may give for a run, and that run.yaml keeps as they were given.
 
-    A request (controller/request.py) and a run's configuration have them all, so a new one needs only a line here, an
-    option on the command line, and the code that reads it.
+    A request (controller/request.py) and a run's configuration have them all. A new one needs a line here with its
+    `SettingFlag`, and the code that reads it. Those without a flag have options that not all three commands share, or
+    that need to be parsed.
     """
 
     limit: str | None = None
     retune: bool = False
-    watchdog_s: float = 300.0
-    grace_s: float = 30.0
-    accept_new_host_keys: bool = False
-    lost_after_s: float = 90.0
-    busy: str | None = None
-    """Treatment of an occupied node: wait, skip or share. None: as in the inventory."""
-    hold: bool = False
-    """Keep idle leases."""
+    accept_new_host_keys: Annotated[
+        bool, SettingFlag("--accept-new-host-keys", "Trust keys of hosts not seen before.")
+    ] = False
+    lost_after_s: Annotated[
+        float, SettingFlag("--lost-after", "Seconds without an answer until a node is given up.", 1.0, "SECONDS")
+    ] = 90.0
+    busy: Annotated[
+        Literal["wait", "skip", "share"] | None,
+        SettingFlag(
+            "--busy",
+            "Nodes in use by others: wait until they are free, skip them, or share them; default: the inventory's,"
+            " else wait.",
+        ),
+    ] = None
+    hold: Annotated[
+        bool, SettingFlag("--hold", "Keep leases that have no work; default: give them back after 2 minutes.")
+    ] = False
+    watchdog_s: Annotated[
+        float, SettingFlag("--watchdog", "Seconds without progress that make a hang.", 1.0, "SECONDS")
+    ] = 300.0
+    grace_s: Annotated[
+        float, SettingFlag("--grace", "Seconds that running groups get after Ctrl-C.", 0.0, "SECONDS")
+    ] = 30.0
     until_gain: float | None = None
     """Start no more work once this share of the expected gain is won."""
     gpu_hours: float | None = None
@@ -163,7 +189,8 @@ class RunConfig(RunSettings):
         """Set the options that are not None in a file. Its modification time stays, because it is the run's age."""
         changes = {name: value for name, value in changes.items() if value is not None}
         if changes:
-            stat, aside = path.stat(), path.with_suffix(".tmp")
+            stat = path.stat()
+            aside = path.with_suffix(".tmp")
             replace(cls.read(path), **changes).write(aside)
             os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
             os.rename(aside, path)
@@ -206,12 +233,12 @@ def list_runs(runs: Path) -> list[RunPaths]:
     """The runs in a folder, oldest first (by the creation of run.yaml, then by name)."""
     if not runs.is_dir():
         return []
-    found = []
+    created = {}
     for path in runs.glob("[!.]*/run.yaml"):
         with contextlib.suppress(FileNotFoundError):  # its folder was removed meanwhile
             if path.is_file():
-                found.append((path.stat().st_mtime, path.parent))
-    return [RunPaths(root) for _, root in sorted(found, key=lambda f: (f[0], f[1].name))]
+                created[path.parent] = path.stat().st_mtime
+    return [RunPaths(root) for root in sorted(created, key=lambda root: (created[root], root.name))]
 
 
 def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
@@ -222,23 +249,29 @@ def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
     """
     if run is not None and (Path(run) / "run.yaml").is_file():
         return RunPaths(Path(run).absolute())
-    there = list_runs(runs)
+    known_runs = list_runs(runs)
     if run is None:
-        there = [r for r in there if not tuned or (r.tuned.is_file() and r.tuned.read_bytes().count(b"\n") > 1)]
-        if not there:
-            what = "there are no runs" + " with tuned rows" * tuned
-            raise InputError(f"{what} in {runs}; begin one with: {command('tune SHAPES.csv')}, or give --runs DIR")
-        return next((r for r in reversed(there) if not _skipped_all(r)), there[-1])
+        return _latest_run(runs, known_runs, tuned=tuned)
     if RUN_RE.match(run):
-        exact = [r for r in there if r.run == run]
-        found = exact or [r for r in there if r.run.startswith(run)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise InputError(f"run {run!r} could be any of {_names(found)}; give more of its id")
-    known = f" (there are {_names(there)})" if there else ""
+        exact = [paths for paths in known_runs if paths.run == run]
+        matching = exact or [paths for paths in known_runs if paths.run.startswith(run)]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            raise InputError(f"run {run!r} could be any of {_names(matching)}; give more of its id")
+    known = f" (there are {_names(known_runs)})" if known_runs else ""
     listing = command(f"runs list{runs_option(runs)}")
     raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `{listing}` shows them")
+
+
+def _latest_run(folder: Path, runs: Sequence[RunPaths], *, tuned: bool) -> RunPaths:
+    """The last run that did not skip every shape, else the last. Raises InputError if there is none."""
+    if tuned:
+        runs = [paths for paths in runs if paths.tuned.is_file() and paths.tuned.read_bytes().count(b"\n") > 1]
+    if not runs:
+        what = "there are no runs with tuned rows" if tuned else "there are no runs"
+        raise InputError(f"{what} in {folder}; begin one with: {command('tune SHAPES.csv')}, or give --runs DIR")
+    return next((paths for paths in reversed(runs) if not _skipped_all(paths)), runs[-1])
 
 
 def _skipped_all(paths: RunPaths) -> bool:
@@ -251,8 +284,10 @@ def _skipped_all(paths: RunPaths) -> bool:
 
 
 def _names(runs: Sequence[RunPaths]) -> str:
-    names = [r.run for r in runs[-5:]]
-    return ("..., " if len(runs) > len(names) else "") + ", ".join(names)
+    names = [paths.run for paths in runs[-5:]]
+    if len(runs) > len(names):
+        names.insert(0, "...")
+    return ", ".join(names)
 
 
 @contextlib.contextmanager
@@ -294,6 +329,7 @@ def holder(path: Path) -> dict[str, Any]:
 
 
 KINDS = ("cancel", "retry", "drain", "join")
+"""Kinds of requests: {"kind": "drain", "node": "gpu01"}, {"kind": "retry", "shapes": [3, 7]}, cancel and join alone."""
 
 
 def leave_request(folder: Path, kind: str, **fields: Any) -> Path:
@@ -314,10 +350,11 @@ def take_requests(folder: Path) -> list[dict[str, Any]]:
             f"{folder.parent} was removed while the run was driven, so its results are lost;"
             " its workers finish the groups that they have, and then end"
         )
-    out = []
+    requests = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
             raw = json.loads(path.read_text())
-            out += [raw] if isinstance(raw, dict) and raw.get("kind") in KINDS else []
+            if isinstance(raw, dict) and raw.get("kind") in KINDS:
+                requests.append(raw)
         path.unlink(missing_ok=True)
-    return out
+    return requests

@@ -132,6 +132,8 @@ class Family:
     """(name in a worker's row, name of the result column), where they differ."""
     chip_columns: tuple[str, ...] = ("gfx", "cu_num")
     """The columns that name the chip in its tables."""
+    late_columns: tuple[str, ...] = ()
+    """Result columns that only today's AITER writes; shipped tables may lack them."""
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """The names of the key columns. `Shape.key` has the same order."""
 
@@ -373,7 +375,7 @@ _ALL = (
             Column("use_g1u1", "int", "1", ("0", "1")),
             Column("doweight_stage1", "int", "0", ("0", "1")),
         ),
-        # As the tuner declares them; shipped tables may lack xbf16 and flat and may end with `_tag`.
+        # As the tuner declares them; shipped tables may end with `_tag`.
         result_columns=(
             "block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us",
             "run_1stage", "xbf16", "flat", "tflops", "bw",
@@ -387,7 +389,7 @@ _ALL = (
             # its measure is a cosine distance
             err_ratio=0.1, hand_written=True,
         ),
-        m_column="token", err_column="err1",
+        late_columns=("xbf16", "flat"), m_column="token", err_column="err1",
         renames=(("kernelName", "kernelName1"), ("splitK", "ksplit"), ("errRatio", "err1")),
     ),
 )

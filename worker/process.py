@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +28,7 @@ GRACE_S = 10.0
 KILL_WITHIN_S = 2.0
 """Seconds after which we give up a process that SIGKILL does not end."""
 POLL_S = 0.002
+ASK_POLL_S = 0.05
 MAX_STEP_S = 1.0
 """Seconds that one turn of a Stopwatch counts at most."""
 READ_AT_ONCE = 1 << 20
@@ -217,6 +218,34 @@ class Stopwatch:
         seconds = now - self._last
         self._last = now
         return min(seconds, MAX_STEP_S)
+
+
+def ask_child(
+    argv: Sequence[str],
+    out: IO[bytes],
+    *,
+    env: Mapping[str, str],
+    limit_s: float,
+    cwd: Path | None = None,
+    alive: Callable[[], None] = lambda: None,
+) -> int | None:
+    """Run a program that answers once, with both outputs appended to `out`, and end whatever it started.
+
+    Returns its exit status, None if it did not end within `limit_s` seconds. `alive` is called again and again
+    meanwhile. Raises OSError if it cannot be started.
+    """
+    child = Child(argv, env=env, cwd=cwd, out=out.fileno())
+    stopwatch = Stopwatch()
+    seconds = 0.0
+    try:
+        while not child.wait(ASK_POLL_S):
+            seconds += stopwatch.turn()
+            if seconds > limit_s:
+                return None
+            alive()
+        return child.returncode
+    finally:
+        child.kill()
 
 
 def run_in_foreground(

@@ -268,7 +268,7 @@ def run_passes(
         if not shapes:
             break
         shapes_file = root.root / f"shapes-{number + 1}.csv"
-        shapes_file.write_text(render_shapes(shapes, first.family))
+        shapes_file.write_text(render_shapes((shape.key for shape in shapes), first.family))
         for side in order.sample(compared, len(compared)):
             options = {**request.options, "sides": [asdict(side)], "runs": 1, "extra": 0, "first": number}
             of_pass = replace(

@@ -51,25 +51,19 @@ def analyze(
     ] = None,
     family: Annotated[
         str | None,
-        typer.Option("--family", metavar="F", help="Read only this family; default where a file names none."),
+        typer.Option(metavar="F", help="Read only this family; default where a file names none."),
     ] = None,
     err_ratio: Annotated[
         float | None,
-        typer.Option("--err-ratio", metavar="X", min=0, help="Largest share of wrong elements (default: AITER's)."),
+        typer.Option(metavar="X", min=0, help="Largest share of wrong elements (default: AITER's)."),
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option("--reference", metavar="CHIP", help="Compare with published FP4 figures: mi355x, mi350x."),
+        typer.Option(metavar="CHIP", help="Compare with published FP4 figures: mi355x, mi350x."),
     ] = None,
-    chip: Annotated[
-        str | None, typer.Option("--chip", metavar="CHIP", help="Chip whose data sheet gives the roofline.")
-    ] = None,
-    sort: Annotated[Sort, typer.Option("--sort", help="Order of the shapes; tflops and ratio: largest first.")] = (
-        Sort.SHAPE
-    ),
-    rows: Annotated[
-        int, typer.Option("--rows", min=0, metavar="N", help="Shapes listed on a terminal (0: all).")
-    ] = MOST_LISTED,
+    chip: Annotated[str | None, typer.Option(metavar="CHIP", help="Chip whose data sheet gives the roofline.")] = None,
+    sort: Annotated[Sort, typer.Option(help="Order of the shapes; tflops and ratio: largest first.")] = (Sort.SHAPE),
+    rows: Annotated[int, typer.Option(min=0, metavar="N", help="Shapes listed on a terminal (0: all).")] = MOST_LISTED,
     format_: Annotated[
         Format | None, typer.Option("--format", help="Default: terminal, or by the suffix of OUT.")
     ] = None,

@@ -14,7 +14,7 @@ from orchestrator.bench import request as bench_request
 from orchestrator.cli.bench_page import bench_page
 from orchestrator.cli.driving import make_request, start
 from orchestrator.cli.live_view import make_view
-from orchestrator.cli.options import DriveFlags, FamilyOpt, InventoryOpt, RunFlags, parse_tuner_options
+from orchestrator.cli.options import FamilyOpt, InventoryOpt, RunFlags, SettingFlags, parse_tuner_options
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.controller.drive import drive as drive_run
 from orchestrator.controller.prepare import prepare
@@ -47,7 +47,6 @@ def bench(
     env: Annotated[
         list[str] | None,
         typer.Option(
-            "--env",
             help="A software stack to alternate with others on the same slot: an interpreter on the node, or an image"
             " of the worker, with switches of its own; repeatable.",
             metavar="NAME=[PYTHON|IMAGE][,VAR=VALUE...]",
@@ -56,7 +55,6 @@ def bench(
     config_set: Annotated[
         list[str] | None,
         typer.Option(
-            "--config-set",
             help="Configs of AITER's Triton GEMMs to alternate with others: a tree's, or a run's configs/aiter;"
             " repeatable. NAME= is the node's own.",
             metavar="NAME=DIR",
@@ -71,9 +69,7 @@ def bench(
     kernel: Annotated[
         str, typer.Option(help="Timer rocprof: count only kernels with a matching name.", metavar="REGEX")
     ] = "",
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, max=20, help="Measurements of a shape that must agree.")
-    ] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Measurements of a shape that must agree.")] = 3,
     extra: Annotated[int, typer.Option(min=0, max=20, help="Further measurements where they disagree.")] = 2,
     stability: Annotated[
         float, typer.Option(min=0.001, max=1.0, help="Largest spread, (max - min) / mean, of measurements that agree.")
@@ -93,7 +89,7 @@ def bench(
     ] = None,
     *,
     run: RunFlags,
-    drive: DriveFlags,
+    settings: SettingFlags,
 ) -> Page:
     """Measure several backends on the same shapes, interleaved.
 
@@ -122,7 +118,7 @@ def bench(
     options, texts = take_texts_out(options)
     request = make_request(
         run,
-        drive,
+        settings,
         shapes=shapes,
         inventory=inventory,
         family=family,

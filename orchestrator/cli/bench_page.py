@@ -123,5 +123,5 @@ def _cell(result: Result | None, best: Result | None) -> Cell:
 
 
 def _document_of(result: Result, family: Family) -> dict[str, Any]:
-    key = dict(zip(family.key_names, result.key, strict=True))
+    key = family.named_key(result.key)
     return {**asdict(result), "key": key, "runs": [{"run": number, "us": us} for number, us in result.runs]}

@@ -54,6 +54,6 @@ def _unpacked(wheel: Path, scratch: Path) -> Path:
 
 
 def _take_out_of_image(image: str, inventory: Path | None, scratch: Path, *, triton: bool) -> None:
-    from orchestrator.image.build import ENGINES, EVERYTHING, TRITON, take_out  # imports docker
+    from orchestrator.image.image_files import ENGINES, EVERYTHING, TRITON, take_out  # imports docker
 
     take_out(image, scratch, inventory, (*TRITON, *ENGINES) if triton else EVERYTHING)

@@ -25,37 +25,35 @@ def compare(
         list[str] | None, typer.Argument(metavar="[GOLDEN TOT]", help="A CSV, a folder of them, or a run, each.")
     ] = None,
     golden: Annotated[
-        list[str] | None, typer.Option("--golden", metavar="F", help="The golden side; several are its repeats.")
+        list[str] | None, typer.Option(metavar="F", help="The golden side; several are its repeats.")
     ] = None,
     tot: Annotated[
-        list[str] | None, typer.Option("--tot", metavar="F", help="The side under test; several are its repeats.")
+        list[str] | None, typer.Option(metavar="F", help="The side under test; several are its repeats.")
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="CSV", help="Write the joined table.")] = None,
     markdown: Annotated[
-        str | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown for a pull request; - for stdout.")
+        str | None, typer.Option(metavar="FILE", help="Write Markdown for a pull request; - for stdout.")
     ] = None,
-    again: Annotated[
-        Path | None, typer.Option("--again", metavar="CSV", help="Write the rows to measure again.")
-    ] = None,
+    again: Annotated[Path | None, typer.Option(metavar="CSV", help="Write the rows to measure again.")] = None,
     rule: Annotated[
-        str, typer.Option("--rule", metavar="REL,ABS", help="Suspect where tot > REL * golden + ABS us.")
+        str, typer.Option(metavar="REL,ABS", help="Suspect where tot > REL * golden + ABS us.")
     ] = "1.005,0.5",
     rule_only: Annotated[
         bool, typer.Option("--rule-only", help="Judge by the rule alone, which knows no noise.")
     ] = False,
     ignore_below: Annotated[
-        float, typer.Option("--ignore-below", metavar="US", min=0.0, help="Ignore rows whose golden time is shorter.")
+        float, typer.Option(metavar="US", min=0.0, help="Ignore rows whose golden time is shorter.")
     ] = 4.0,
     bound: Annotated[
-        float, typer.Option("--bound", metavar="X", help="Expected false regressions in an unchanged table.")
+        float, typer.Option(metavar="X", help="Expected false regressions in an unchanged table.")
     ] = 0.008,
     under_test: Annotated[
         list[str] | None,
-        typer.Option("--under-test", metavar="FIELD", help="Environment field that is meant to differ; repeatable."),
+        typer.Option(metavar="FIELD", help="Environment field that is meant to differ; repeatable."),
     ] = None,
     ignore_column: Annotated[
         list[str] | None,
-        typer.Option("--ignore-column", metavar="NAME", help="Column that is not part of a shape; repeatable."),
+        typer.Option(metavar="NAME", help="Column that is not part of a shape; repeatable."),
     ] = None,
     other_gpu: Annotated[bool, typer.Option("--other-gpu", help="Compare although the GPUs differ.")] = False,
     runs: RunsOpt = DEFAULT_RUNS,

@@ -31,24 +31,22 @@ def merge_configs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or a prefix of it, or its folder.")],
     into: Annotated[
         Path,
-        typer.Option("--into", metavar="TREE", help="Folder with `aiter/` or `vllm/`, or an override folder."),
+        typer.Option(metavar="TREE", help="Folder with `aiter/` or `vllm/`, or an override folder."),
     ],
     engine: Annotated[
         Path | None,
-        typer.Option("--engine", metavar="TREE|WHEEL", help="The vLLM that reads the override folder of --into."),
+        typer.Option(metavar="TREE|WHEEL", help="The vLLM that reads the override folder of --into."),
     ] = None,
     allow_default: Annotated[
         bool, typer.Option("--allow-default", help="Default files may change, if all their readers were measured.")
     ] = False,
     shapes: Annotated[
         list[Path] | None,
-        typer.Option("--shapes", metavar="CSV", help="Shapes of yours that read a default file; repeatable."),
+        typer.Option(metavar="CSV", help="Shapes of yours that read a default file; repeatable."),
     ] = None,
     checked: Annotated[
         list[str] | None,
-        typer.Option(
-            "--checked", metavar="OPERATOR", help="An operator that reads it and that you measured; repeatable."
-        ),
+        typer.Option(metavar="OPERATOR", help="An operator that reads it and that you measured; repeatable."),
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
@@ -63,7 +61,7 @@ def merge_configs(
     page = Page(merged.to_json())
     for change in merged.changes:
         file = merge.path_below(change.path, merged.tree)
-        page.line(f"{file}: {', '.join(change.won.winners)} ({_origin_of(change)})")
+        page.line(f"{file}: {', '.join(change.winner_file.winners)} ({_origin_of(change)})")
         if change.callers:
             page.line(f"  read by {', '.join(change.callers)} as well")
     if merged.proof:
@@ -97,34 +95,26 @@ def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="The 
 def check_configs(
     build: Annotated[
         str,
-        typer.Option("--build", metavar="TREE|WHEEL|IMAGE", help="AITER, vLLM or SGLang: its folder, wheel or image."),
+        typer.Option(metavar="TREE|WHEEL|IMAGE", help="AITER, vLLM or SGLang: its folder, wheel or image."),
     ],
     inventory: BuildNodesOpt = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--engine", metavar="TREE|WHEEL|IMAGE", help="The vLLM that reads the override folder of --build."
-        ),
+        typer.Option(metavar="TREE|WHEEL|IMAGE", help="The vLLM that reads the override folder of --build."),
     ] = None,
     project: Annotated[
         Literal["aiter", "vllm", "sglang"] | None,
-        typer.Option("--project", help="Which one to check, if there are several."),
+        typer.Option(help="Which one to check, if there are several."),
     ] = None,
-    gfx: Annotated[str | None, typer.Option("--gfx", metavar="G", help="AITER: only this chip; default: all.")] = None,
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="AITER: only this family, or kind of config.")
-    ] = None,
+    gfx: Annotated[str | None, typer.Option(metavar="G", help="AITER: only this chip; default: all.")] = None,
+    family: Annotated[str | None, typer.Option(metavar="F", help="AITER: only this family, or kind of config.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            "--device", metavar="D", help="vLLM and SGLang: only files of this device, as their names spell it."
-        ),
+        typer.Option(metavar="D", help="vLLM and SGLang: only files of this device, as their names spell it."),
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(
-            "--shape", metavar="N=..,K=..", help="Only files of this shape (MoE: E=..,N=..), and the default."
-        ),
+        typer.Option(metavar="N=..,K=..", help="Only files of this shape (MoE: E=..,N=..), and the default."),
     ] = None,
     compiling: Annotated[bool, typer.Option("--compile", help="Compile every entry as well; needs Triton.")] = False,
 ) -> Page:

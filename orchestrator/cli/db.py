@@ -15,7 +15,7 @@ from orchestrator.machines.node_check import chips_of
 from orchestrator.pages import Page
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.shapes.model import describe
-from orchestrator.tables import check, export, kept_states, merge, rules
+from orchestrator.tables import check, export, merge, rules
 from orchestrator.tables.difference import diff
 from orchestrator.tables.keys import chip_name
 from orchestrator.tables.merge_input import one_family, open_sources
@@ -73,24 +73,23 @@ def merge_tables(
     new: Annotated[
         list[Path], typer.Argument(metavar="NEW...", help="Tuned tables, profiles, runs' folders: of one family.")
     ],
-    into: Annotated[Path, typer.Option("--into", metavar="DB", help="Tuned table to change; created if missing.")],
+    into: Annotated[Path, typer.Option(metavar="DB", help="Tuned table to change; created if missing.")],
     policy: Annotated[
         Literal["best", "noise", "replace"],
         typer.Option(
-            "--policy",
             help="Replace an old row if the new one is faster by more than the noise, at all (best), or always"
             " (replace).",
         ),
     ] = "noise",
     profile: Annotated[
         list[Path] | None,
-        typer.Option("--profile", metavar="P.csv", help="Profile measured with NEW; repeatable."),
+        typer.Option(metavar="P.csv", help="Profile measured with NEW; repeatable."),
     ] = None,
     allow_mixed: Annotated[
         bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions differ.")
     ] = False,
     err_ratio: Annotated[
-        float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
+        float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
     ] = 0.05,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")] = False,
     family: TableFamilyOpt = None,
@@ -153,7 +152,7 @@ def undo_merge(
 
     Restores the provenance records of its rows as well.
     """
-    undone = kept_states.undo(table)
+    undone = merge.undo(table)
     records = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
     page = Page(undone)
     page.line(f"{undone['path']}: restored from {Path(undone['restored']).name}")
@@ -175,7 +174,7 @@ def check_tables(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 on a warning, too.")] = False,
     err_ratio: Annotated[
-        float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Above it, a warning; with --build, an error.")
+        float, typer.Option(min=0.0, max=1.0, help="Above it, a warning; with --build, an error.")
     ] = 0.05,
 ) -> Page:
     """Check tuned tables against AITER's rules.
@@ -233,21 +232,21 @@ def export_tables(
     tables: Annotated[list[Path], typer.Argument(metavar="DB...", help="Tuned tables, of one family or several.")],
     env: Annotated[bool, typer.Option("--env", help="Print the environment lines (default without --model).")] = False,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Write files named as in AITER's model_configs.")
+        str | None, typer.Option(metavar="NAME", help="Write files named as in AITER's model_configs.")
     ] = None,
     form: Annotated[
-        str | None, typer.Option("--form", metavar="FORM", help="model-first or table-first (default: by family).")
+        str | None, typer.Option(metavar="FORM", help="model-first or table-first (default: by family).")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Write one table per family here, one row per key."),
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="DIR", help="Folder of the tables as the container of AITER sees it.")
+        str | None, typer.Option(metavar="DIR", help="Folder of the tables as the container of AITER sees it.")
     ] = None,
     family: TableFamilyOpt = None,
-    gfx: Annotated[str | None, typer.Option("--gfx", metavar="GFX", help="The chip that will use them.")] = None,
-    cu_num: Annotated[int | None, typer.Option("--cu-num", min=1, metavar="N", help="Its compute units.")] = None,
+    gfx: Annotated[str | None, typer.Option(metavar="GFX", help="The chip that will use them.")] = None,
+    cu_num: Annotated[int | None, typer.Option(min=1, metavar="N", help="Its compute units.")] = None,
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Take the chips of these nodes.")
     ] = None,
@@ -267,7 +266,9 @@ def export_tables(
     if inventory is not None and not (chips and build):  # with both, -i names a node that has the image of --build
         chips |= chips_of(inventory)
     with opened_build(build, inventory) as tree:
-        exported = export.export_tables(sources, chips, tree, out=out, model=model, form=form, at=at, force=force)
+        exported = export.export_tables(
+            sources, chips, tree, folder=out, model=model, form=form, folder_in_container=at, force=force
+        )
     needs_rebuild = any("AITER_REBUILD=1" in finding.text for finding in exported.findings)
     findings = [
         {"level": "fatal" if finding.level == "error" else finding.level, "text": finding.text}

@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.cli.bench_page import bench_page
 from orchestrator.cli.ending import EXIT_CODES, end_page
 from orchestrator.cli.live_view import make_view
-from orchestrator.cli.options import DriveFlags, RunFlags
+from orchestrator.cli.options import RunFlags, SettingFlags
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.cli.printer import print_page
 from orchestrator.command_hints import command
@@ -38,21 +38,9 @@ DETACH_S = 20.0
 """Seconds that `--detach` waits until the controller in the background holds the run's lock."""
 
 
-def make_request(run: RunFlags, drive_flags: DriveFlags, **fields: Any) -> RunRequest:
+def make_request(run: RunFlags, settings: SettingFlags, **fields: Any) -> RunRequest:
     """Return the request of a command that starts a run; `fields`: those that its common options do not give."""
-    return RunRequest(
-        runs=run.runs,
-        limit=run.limit,
-        plan=run.plan,
-        accept_new_host_keys=drive_flags.accept_new_host_keys,
-        lost_after_s=drive_flags.lost_after,
-        busy=drive_flags.busy,
-        hold=drive_flags.hold,
-        watchdog_s=drive_flags.watchdog,
-        grace_s=drive_flags.grace,
-        argv=sys.argv[1:],
-        **fields,
-    )
+    return RunRequest(runs=run.runs, limit=run.limit, plan=run.plan, argv=sys.argv[1:], **settings, **fields)
 
 
 def start(prepared: PreparedRun, flags: RunFlags) -> Page:

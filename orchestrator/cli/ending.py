@@ -14,7 +14,8 @@ from orchestrator.cli.printer import plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import BlockedCandidate, ProfileRow, ShapeState, keeps_today
+from orchestrator.ledger.blocked import BlockedCandidate
+from orchestrator.ledger.reader import ProfileRow, ShapeState, keeps_today
 from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.planning.roofline import Gain
@@ -58,7 +59,7 @@ def end_page(run: RunEnd, *, alone: bool = True) -> Page:
             "files": result_files(paths),
             "next": [command(step.words) for step in steps],
             "failed": describe_failures(results.failed),
-            "unconfirmed": [_unconfirmed_document(shape, left_out) for shape, left_out in results.unconfirmed],
+            "unconfirmed": [_unconfirmed_document(shape, blocked) for shape, blocked in results.unconfirmed],
             "standing_out": flags,
             "unpromised": run.unpromised,
             "merge": run.merge.to_json() if run.merge else None,
@@ -101,13 +102,13 @@ def _exit_code(run: RunEnd) -> int:
     return 1 if run.results.failed else 0
 
 
-def _unconfirmed_document(shape: ShapeState, left_out: Sequence[BlockedCandidate]) -> dict[str, Any]:
+def _unconfirmed_document(shape: ShapeState, blocked: Sequence[BlockedCandidate]) -> dict[str, Any]:
     return {
         "shape": describe(shape.key),
         "node": shape.node,
         "slot": shape.slot,
         "why": shape.detail,
-        "withheld": [candidate.to_json() for candidate in left_out],
+        "withheld": [candidate.to_json() for candidate in blocked],
     }
 
 
@@ -206,7 +207,7 @@ def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence
     if not unconfirmed:
         return
     names = and_more([describe(shape.key) for shape, _ in unconfirmed], 4)
-    candidates = [candidate for _, left_out in unconfirmed for candidate in left_out]
+    candidates = [candidate for _, blocked in unconfirmed for candidate in blocked]
     slots = sorted({f"{candidate.node} slot {candidate.slot}" for candidate in candidates})
     where = f" on {' and '.join(slots[:4])}" if slots else ""
     faulted = f"{plural(len(candidates), 'candidate')} faulted{where}, and no second slot could try them"

@@ -14,7 +14,7 @@ from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.inventory.values import has_reference
+from orchestrator.inventory.references import has_reference
 from orchestrator.pages import Page
 from orchestrator.transport.local import LocalTransport
 
@@ -25,30 +25,30 @@ if TYPE_CHECKING:  # it imports docker, which the help of this command does not 
 class RecipeOptions(NamedTuple):
     """Group: the image to make."""
 
-    base: Annotated[str, typer.Option("--base", metavar="IMAGE", help="Your image with ROCm, torch and git.")]
+    base: Annotated[str, typer.Option(metavar="IMAGE", help="Your image with ROCm, torch and git.")]
     inventory: Annotated[
         Path | None,
         typer.Option("-i", "--inventory", metavar="INV", help="Nodes that will use it: their image and gfx."),
     ] = None
     tag: Annotated[
         str | None,
-        typer.Option("--tag", metavar="IMAGE", help="Name of the new image (default: the inventory's image)."),
+        typer.Option(metavar="IMAGE", help="Name of the new image (default: the inventory's image)."),
     ] = None
-    ref: Annotated[str, typer.Option("--ref", metavar="REF", help="Tag, branch or commit of AITER.")] = "main"
+    ref: Annotated[str, typer.Option(metavar="REF", help="Tag, branch or commit of AITER.")] = "main"
     repo: Annotated[
-        str | None, typer.Option("--repo", metavar="URL", help="AITER's git repository (default: the public one).")
+        str | None, typer.Option(metavar="URL", help="AITER's git repository (default: the public one).")
     ] = None
     gfx: Annotated[
-        list[str] | None, typer.Option("--gfx", metavar="GFX", help="Chip to compile for; repeatable (GPU_ARCHS).")
+        list[str] | None, typer.Option(metavar="GFX", help="Chip to compile for; repeatable (GPU_ARCHS).")
     ] = None
     prebuild: Annotated[
         int,
-        typer.Option("--prebuild", metavar="N", help="PREBUILD_KERNELS: 0 at first use, 1 GEMMs and attention now."),
+        typer.Option(metavar="N", help="PREBUILD_KERNELS: 0 at first use, 1 GEMMs and attention now."),
     ] = 0
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help="Compilers at once (MAX_JOBS).")] = None
+    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Compilers at once (MAX_JOBS).")] = None
     table: Annotated[
         list[Path] | None,
-        typer.Option("--table", metavar="CSV", help="Tuned table to compile with and use; repeatable."),
+        typer.Option(metavar="CSV", help="Tuned table to compile with and use; repeatable."),
     ] = None
     no_requirements: Annotated[
         bool, typer.Option("--no-requirements", help="Skip AITER's requirements.txt: the base image has them.")
@@ -65,11 +65,9 @@ def build_image(
         typer.Option("-o", "--out", metavar="DIR", help="With --render: folder for Dockerfile, build.sh, tables."),
     ] = None,
     node: Annotated[
-        list[str] | None, typer.Option("--node", metavar="N", help="Build on this node; repeatable (default: here).")
+        list[str] | None, typer.Option(metavar="N", help="Build on this node; repeatable (default: here).")
     ] = None,
-    network: Annotated[
-        str | None, typer.Option("--network", metavar="NET", help="Network of the build, such as host.")
-    ] = None,
+    network: Annotated[str | None, typer.Option(metavar="NET", help="Network of the build, such as host.")] = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Build every step again, so that a branch is fresh.")
     ] = False,

@@ -13,7 +13,7 @@ from orchestrator.engines import find_engine
 from orchestrator.errors import InputError, InventoryError
 from orchestrator.inventory import load as inventories
 from orchestrator.inventory.model import Inventory, Node, dumps
-from orchestrator.inventory.values import missing, names, texts
+from orchestrator.inventory.references import reference_names, texts, unset_references
 from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.pages import Page
 from orchestrator.templating import data_folder
@@ -79,7 +79,7 @@ def _describe_node(node: Node) -> dict[str, Any]:
     options = node.options()
     engine = find_engine(node.engine)
     uses_image = engine.runs_images or engine.enter or node.lease == "kubernetes"
-    unset = {name for _, name in missing(options)}
+    unset = {name for _, name in unset_references(options)}
     return {
         "name": node.name,
         "transport": node.transport,
@@ -91,7 +91,7 @@ def _describe_node(node: Node) -> dict[str, Any]:
         "image": node.image if uses_image else None,
         "gpus": node.gpus,
         "labels": list(node.labels),
-        "references": {name: name not in unset for _, text in texts(options) for name in names(text)},
+        "references": {name: name not in unset for _, text in texts(options) for name in reference_names(text)},
     }
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_origin, get_type_hints
 
 import typer
 import yaml
@@ -13,7 +14,7 @@ import yaml
 from orchestrator.cli.printer import finish_page
 from orchestrator.errors import InputError
 from orchestrator.pages import Page
-from orchestrator.paths import DEFAULT_RUNS
+from orchestrator.paths import DEFAULT_RUNS, RunSettings
 
 RunArg = Annotated[
     str | None,
@@ -22,15 +23,16 @@ RunArg = Annotated[
 RunsOpt = Annotated[Path, typer.Option("--runs", help="Folder of the runs.", metavar="DIR")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
-BusyOpt = Annotated[
-    Literal["wait", "skip", "share"] | None,
-    typer.Option(
-        "--busy",
-        help="Nodes in use by others: wait until they are free, skip them, or share them; default: the inventory's,"
-        " else wait.",
-    ),
-]
 
+def setting_option(name: str) -> Any:
+    """Return typer's option for a setting of a run, from the flag that RunSettings has for it."""
+    annotation = get_type_hints(RunSettings, include_extras=True)[name]
+    (flag,) = annotation.__metadata__
+    return typer.Option(flag.flag, help=flag.help, min=flag.minimum, metavar=flag.metavar)
+
+
+BusyOpt = Annotated[Literal["wait", "skip", "share"] | None, setting_option("busy")]
+AcceptNewHostKeysOpt = Annotated[bool, setting_option("accept_new_host_keys")]
 BuildOpt = Annotated[
     str | None,
     typer.Option("--build", metavar="TREE|IMAGE", help="AITER that will load the rows: its folder, or an image."),
@@ -49,9 +51,6 @@ TableFamilyOpt = Annotated[
 FamilyOpt = Annotated[str | None, typer.Option("--family", help="GEMM family; default: the inventory's.", metavar="F")]
 LimitOpt = Annotated[
     str | None, typer.Option("--limit", help="Only nodes with this label (or of this name).", metavar="LABEL")
-]
-AcceptNewHostKeysOpt = Annotated[
-    bool, typer.Option("--accept-new-host-keys", help="Trust keys of hosts not seen before.")
 ]
 UntilGainOpt = Annotated[
     str | None,
@@ -76,41 +75,25 @@ class RunFlags(NamedTuple):
     json_: JsonOpt = False
 
 
-class DriveFlags(NamedTuple):
-    """Group: timeouts for nodes and groups of the run that a command starts, and what to do with occupied nodes."""
-
-    accept_new_host_keys: AcceptNewHostKeysOpt = False
-    lost_after: Annotated[
-        float,
-        typer.Option(
-            "--lost-after", min=1.0, help="Seconds without an answer until a node is given up.", metavar="SECONDS"
-        ),
-    ] = 90.0
-    busy: BusyOpt = None
-    hold: Annotated[
-        bool, typer.Option("--hold", help="Keep leases that have no work; default: give them back after 2 minutes.")
-    ] = False
-    watchdog: Annotated[
-        float, typer.Option("--watchdog", min=1.0, help="Seconds without progress that make a hang.", metavar="SECONDS")
-    ] = 300.0
-    grace: Annotated[
-        float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
-    ] = 30.0
+class SettingFlags(dict[str, Any]):
+    """Group: the values of all flags that RunSettings has, by the setting's name: `{"watchdog_s": 300.0, ...}`."""
 
 
 def typer_function(command: Callable[..., Page | None]) -> Callable[..., None]:
     """Return the command in the form that typer needs: it prints its page, and has an option for each field of a group.
 
-    A parameter whose type is a named tuple is a group. Its options take the parameter's place. A command that returns a
-    page has --json. Raises typer.Exit with the page's exit code, or the page's error.
+    A parameter whose type is a named tuple or SettingFlags is a group. Its options take the parameter's place. A
+    command that returns a page has --json. Raises typer.Exit with the page's exit code, or the page's error.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {}
+    groups: dict[str, tuple[Any, list[str]]] = {}  # by parameter: the type, the names of its options
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        if hasattr(parameter.annotation, "_fields"):
-            groups[parameter.name] = parameter.annotation
-            parameters += _flags_of(parameter.annotation)
+        group = parameter.annotation
+        if group is SettingFlags or hasattr(group, "_fields"):
+            flags = _setting_flags() if group is SettingFlags else list(_flags_of(group))
+            groups[parameter.name] = (group, [flag.name for flag in flags])
+            parameters += flags
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     wants_json = any(parameter.name == "json_" for parameter in parameters)
@@ -122,8 +105,8 @@ def typer_function(command: Callable[..., Page | None]) -> Callable[..., None]:
         as_json = values.get("json_", False)
         if not wants_json:
             values.pop("json_", None)
-        for name, group in groups.items():
-            values[name] = group(**{field: values.pop(field) for field in group._fields})
+        for name, (group, options) in groups.items():
+            values[name] = group(**{option: values.pop(option) for option in options})
         page = command(**values)
         code = 0 if page is None else finish_page(page, as_json=as_json)
         if code:
@@ -138,6 +121,18 @@ def typer_function(command: Callable[..., Page | None]) -> Callable[..., None]:
 def _flags_of(group: Any) -> Iterator[inspect.Parameter]:
     for name, annotation in get_type_hints(group, include_extras=True).items():
         yield _keyword(name, annotation, default=group._field_defaults.get(name, inspect.Parameter.empty))
+
+
+def _setting_flags() -> list[inspect.Parameter]:
+    """Return a parameter for each setting of a run that has a flag."""
+    parameters = []
+    for setting in fields(RunSettings):
+        annotation = get_type_hints(RunSettings, include_extras=True)[setting.name]
+        if get_origin(annotation) is Annotated:
+            kind: Any = annotation.__origin__
+            of_typer: Any = Annotated[kind, setting_option(setting.name)]
+            parameters.append(_keyword(setting.name, of_typer, default=setting.default))
+    return parameters
 
 
 def _keyword(name: str, annotation: Any, *, default: Any) -> inspect.Parameter:

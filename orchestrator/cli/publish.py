@@ -21,22 +21,20 @@ def publish(
     sources: Annotated[
         list[str], typer.Argument(metavar="RUN|TABLE...", help="Runs (id or folder) and tuned tables of one model.")
     ],
-    onto: Annotated[
-        Path, typer.Option("--onto", metavar="CHECKOUT", help="Local checkout of AITER; nothing is pushed.")
-    ],
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="The model's name in the names of its files.")],
-    base: Annotated[str, typer.Option("--base", metavar="REF", help="Commit or branch to start from.")] = "HEAD",
+    onto: Annotated[Path, typer.Option(metavar="CHECKOUT", help="Local checkout of AITER; nothing is pushed.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model's name in the names of its files.")],
+    base: Annotated[str, typer.Option(metavar="REF", help="Commit or branch to start from.")] = "HEAD",
     branch: Annotated[
-        str, typer.Option("--branch", metavar="B", help="Default: gemmfleet/<model>-<families>.", show_default=False)
+        str, typer.Option(metavar="B", help="Default: gemmfleet/<model>-<families>.", show_default=False)
     ] = "",
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Make the branch again on a newer base, with all checks.")
     ] = False,
     title: Annotated[
-        str, typer.Option("--title", metavar="T", help="Title; its data types must be the rows'.", show_default=False)
+        str, typer.Option(metavar="T", help="Title; its data types must be the rows'.", show_default=False)
     ] = "",
     e2e: Annotated[
-        str, typer.Option("--e2e", metavar="CMD", help="Exact command of the end-to-end figures.", show_default=False)
+        str, typer.Option(metavar="CMD", help="Exact command of the end-to-end figures.", show_default=False)
     ] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Run AITER's --run_config on the run's nodes.")] = False,
     inventory: Annotated[
@@ -45,7 +43,6 @@ def publish(
     python: Annotated[
         str,
         typer.Option(
-            "--python",
             metavar="PYTHON",
             help="Interpreter of AITER's own checks; default: this one.",
             show_default=False,

@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli.driving import drive_to_end, make_request
 from orchestrator.cli.ending import EXIT_CODES, NextCommand, end_page, next_lines
-from orchestrator.cli.options import DriveFlags, FamilyOpt, InventoryOpt, RunFlags, parse_tuner_options
+from orchestrator.cli.options import FamilyOpt, InventoryOpt, RunFlags, SettingFlags, parse_tuner_options
 from orchestrator.cli.plan_page import plan_page, show_notes
 from orchestrator.cli.printer import plain, print_page
 from orchestrator.controller.prepare import prepare
@@ -46,7 +46,7 @@ def recheck(
     ] = None,
     *,
     run: RunFlags,
-    drive: DriveFlags,
+    settings: SettingFlags,
 ) -> Page:
     """Check a tuned table on a new build; tune what fails it.
 
@@ -56,7 +56,7 @@ def recheck(
         raise InputError("recheck waits for its own measurements: leave out --detach")
     request = make_request(
         run,
-        drive,
+        settings,
         shapes=table,
         inventory=inventory,
         image=image,
@@ -81,7 +81,7 @@ def recheck(
     if page.code == 0 and checked.to_tune and not only_check:
         if not run.json_:
             print_page(page)
-        tuning = prepare(_request_to_tune(prepared, paths, checked, run, drive)).create()
+        tuning = prepare(_request_to_tune(prepared, paths, checked, run, settings)).create()
         runs.append(tuning)
         state, error = drive_to_end(tuning, json_=run.json_)
         page = end_page(end_run(tuning, state), alone=state != "finished")
@@ -97,7 +97,7 @@ def recheck(
 
 
 def _request_to_tune(
-    prepared: PreparedRun, paths: RunPaths, checked: Recheck, run: RunFlags, drive: DriveFlags
+    prepared: PreparedRun, paths: RunPaths, checked: Recheck, run: RunFlags, settings: SettingFlags
 ) -> RunRequest:
     """Return the request of the run that tunes the rows that are not good. Its shapes lie in the recheck's folder."""
     queued = paths.root / "queued.csv"
@@ -105,7 +105,7 @@ def _request_to_tune(
     config = prepared.config
     return make_request(
         run,
-        drive,
+        settings,
         shapes=queued,
         inventory=paths.inventory,
         family=config.family,

@@ -28,7 +28,7 @@ def report(
         bool,
         typer.Option("--live", help="Write no file: show the page live in a browser here, until Ctrl-C."),
     ] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="With --live: port; 0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --live: port; 0: any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
     json_: JsonOpt = False,
 ) -> Page | None:

@@ -25,8 +25,8 @@ def selftest(
     out: Annotated[
         Path, typer.Option("-o", "--out", help="Write the bundle here; it must not exist yet.", metavar="BUNDLE.tar.gz")
     ],
-    node: Annotated[str | None, typer.Option("--node", help="The node; default: the first.", metavar="NODE")] = None,
-    minutes: Annotated[int, typer.Option("--minutes", min=2, help="Minutes that it may take.", metavar="N")] = 15,
+    node: Annotated[str | None, typer.Option(help="The node; default: the first.", metavar="NODE")] = None,
+    minutes: Annotated[int, typer.Option(min=2, help="Minutes that it may take.", metavar="N")] = 15,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
     """Try on one node with an MI355X what nobody has seen there yet.

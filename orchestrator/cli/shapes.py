@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,20 +14,20 @@ from orchestrator.clean import text as clean_text
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import print_page
 from orchestrator.errors import InputError
-from orchestrator.families import PadLevel, get_family, grid_point
+from orchestrator.families import PadLevel, get_family
 from orchestrator.inventory.load import load_inventory
 from orchestrator.machines.workload_capture import WorkloadLog, capture_here, capture_on
 from orchestrator.pages import Page
 from orchestrator.planning.plan import risk_notes
 from orchestrator.shapes.aiter_log import Misses, count_misses
 from orchestrator.shapes.from_model import Ranks, model_shapes, parse_m
-from orchestrator.shapes.model import Key, Shape, describe, finished, render_shapes, write_list
+from orchestrator.shapes.model import Key, describe, pad_calls, render_shapes, write_list
 from orchestrator.shapes.model_config import read_model
 from orchestrator.shapes.reader import family_of_list, read_shapes
 from orchestrator.shapes.vllm_files import file_columns, vllm_shapes
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
-from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.m_ranges import USUAL_KEYS
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv if it exists.")]
@@ -49,7 +48,7 @@ MOST_SHOWN = 10
 
 def check_list(
     file: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The shape list to check.")],
-    family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
+    family: Annotated[str | None, typer.Option(metavar="F", help="GEMM family (default: a16w16).")] = None,
     json_: JsonOpt = False,
 ) -> Page:
     """Check a shape list as `tune` reads it.
@@ -69,7 +68,8 @@ def check_list(
     m_column = gemm_family.m_column
     m_place = gemm_family.key_names.index(m_column)
     sizes = [int(key[m_place]) for key in keys]
-    smallest, largest = min(sizes), max(sizes)
+    smallest = min(sizes)
+    largest = max(sizes)
     groups = len({key[:m_place] + key[m_place + 1 :] for key in keys})
     notes = [*listed.notes, *risk_notes(gemm_family, keys)]
     page = Page(
@@ -94,20 +94,18 @@ def check_list(
 def list_from_model(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A model's config.json, or its folder.")],
     m: Annotated[
-        str, typer.Option("--m", metavar="LIST", help="Numbers of tokens, such as 1,16,64 (--engine: optional).")
+        str, typer.Option(metavar="LIST", help="Numbers of tokens, such as 1,16,64 (--engine: optional).")
     ] = "",
     engine: Annotated[
-        Literal["vllm"] | None, typer.Option("--engine", help="Shapes of the config files that this engine looks up.")
+        Literal["vllm"] | None, typer.Option(help="Shapes of the config files that this engine looks up.")
     ] = None,
-    family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
-    tp: Annotated[int, typer.Option("--tp", min=1, metavar="N", help="Ranks of tensor parallelism.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, metavar="N", help="fmoe: ranks that share whole experts.")] = 1,
+    family: Annotated[str | None, typer.Option(metavar="F", help="GEMM family (default: a16w16).")] = None,
+    tp: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks of tensor parallelism.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, metavar="N", help="fmoe: ranks that share whole experts.")] = 1,
     fuse_shared: Annotated[
         bool, typer.Option("--fuse-shared", help="fmoe: shared experts run as further routed ones.")
     ] = False,
-    layers: Annotated[
-        str, typer.Option("--layers", metavar="A,B", help="Only these layers, such as qkv,o,gate_up,down.")
-    ] = "",
+    layers: Annotated[str, typer.Option(metavar="A,B", help="Only these layers, such as qkv,o,gate_up,down.")] = "",
     set_: SetOpt = None,
     out: OutOpt = None,
     pad_m: PadOpt = False,
@@ -140,15 +138,14 @@ def list_from_model(
     lines: list[str] = []
     for name, shapes in lists.items():
         of_family = FAMILIES[name]
-        file = _list_file(out, name, list(lists))
-        keys, saving = finished(shapes.keys, of_family, _pad_level(pad_m, coarse))
+        calls, saving = pad_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
+        _write_list(_list_file(out, name, list(lists)), of_family, force, calls, model.placed.listing.version)
+        size = len(calls)
         notes = [*shapes.notes, *saving]
         if not engine:
-            notes += risk_notes(of_family, keys)
-        calls = _padded_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
-        _write_list(file, keys, of_family, force, calls, model.placed.listing.version)
-        documents.append({"family": name, "tp": tp, "shapes": len(keys), "layers": dict(shapes.layers), "notes": notes})
-        lines.append(f"{plural(len(keys), 'shape')} of family {name} for one rank of {tp}")
+            notes += risk_notes(of_family, calls)
+        documents.append({"family": name, "tp": tp, "shapes": size, "layers": dict(shapes.layers), "notes": notes})
+        lines.append(f"{plural(size, 'shape')} of family {name} for one rank of {tp}")
         lines += [f"  {layer:14} {what}" for layer, what in shapes.layers]
         lines += [f"  {note}" for note in notes]
     page = Page({"families": documents, "notes": engine_notes} if engine else documents[0])
@@ -161,9 +158,9 @@ def list_from_model(
 def list_from_log(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of a workload, also gzip; - for stdin.")],
     family: OneFamilyOpt = None,
-    m: Annotated[str, typer.Option("--m", metavar="LIST", help="Numbers of tokens of an engine's config files.")] = "",
+    m: Annotated[str, typer.Option(metavar="LIST", help="Numbers of tokens of an engine's config files.")] = "",
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="CONFIG.json", help="The model of an engine's MoE config files.")
+        Path | None, typer.Option(metavar="CONFIG.json", help="The model of an engine's MoE config files.")
     ] = None,
     set_: SetOpt = None,
     out: OutOpt = None,
@@ -190,9 +187,7 @@ def list_from_log(
 
 def capture(
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The workload, after --.")],
-    node: Annotated[
-        str | None, typer.Option("--node", metavar="N", help="Run it on this node, where its workers run.")
-    ] = None,
+    node: Annotated[str | None, typer.Option(metavar="N", help="Run it on this node, where its workers run.")] = None,
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="The inventory with that node.")
     ] = None,
@@ -256,20 +251,20 @@ def _write_misses(misses: Misses, source: str, wanted: _MissedList) -> Page:
     for name in families:
         family = FAMILIES[name]
         ranked = misses.ranked(name, wanted.top, wanted.least)
-        keys, saving = finished((key for key, _ in ranked), family, wanted.level)
+        calls, saving = pad_calls(dict(ranked), family, wanted.level)
         file = _list_file(wanted.out, name, families)
-        _write_list(file, keys, family, wanted.force, _padded_calls(dict(ranked), family, wanted.level))
+        _write_list(file, family, wanted.force, calls)
         logged = misses.counts[name].total() - misses.repeats[name]
-        risks = risk_notes(family, keys)
+        risks = risk_notes(family, calls)
         all_risks += risks
         target = f" -> {file}" if file else ""
-        lines.append(f"{name}: {plural(len(keys), 'shape')} from {plural(logged, 'line')}{target}")
+        lines.append(f"{name}: {plural(len(calls), 'shape')} from {plural(logged, 'line')}{target}")
         lines += [f"  {n:8} {describe(key)}" for key, n in ranked[:MOST_SHOWN]]
         if len(ranked) > MOST_SHOWN:
             lines.append(f"  ... and {len(ranked) - MOST_SHOWN} more")
         lines += [f"  {note}" for note in (*saving, *risks)]
-        counts = [{**dict(zip(family.key_names, key, strict=True)), "count": n} for key, n in ranked]
-        documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": logged, "counts": counts})
+        counts = [{**family.named_key(key), "count": n} for key, n in ranked]
+        documents.append({"family": name, "file": str(file), "shapes": len(calls), "lines": logged, "counts": counts})
     page = Page({"families": documents, "notes": [*notes, *all_risks]})
     _add_summary(page, wanted.out, [*lines, *notes])
     if wanted.out:
@@ -330,14 +325,6 @@ def _is_quantised(columns: dict[str, str]) -> bool:
     return value is None
 
 
-def _padded_calls(calls: Mapping[Key, int], family: Family, level: PadLevel | None) -> Counter[Key]:
-    """Return the calls by the keys that are written."""
-    padded = Counter[Key]()
-    for key, n in calls.items():
-        padded[grid_point(key, family, level) if level and not family.aiter.exact_m else key] += n
-    return padded
-
-
 def _pad_level(pad_m: bool, coarse: bool) -> PadLevel | None:
     if coarse:
         return "coarse"
@@ -350,10 +337,10 @@ def _refuse_two_documents(json_: bool, out: Path | None) -> None:
 
 
 def _write_list(
-    out: Path | None, keys: Sequence[Key], family: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
+    out: Path | None, family: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
 ) -> None:
     """Write a list to its file, or to standard output; with columns for the calls and the version of transformers."""
     if out is not None:
-        write_list(out, keys, family, force=force, calls=calls, transformers=transformers)
+        write_list(out, calls, family, force=force, calls=calls, transformers=transformers)
     else:
-        sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls, transformers))
+        sys.stdout.write(render_shapes(calls, family, calls, transformers))

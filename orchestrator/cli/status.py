@@ -15,7 +15,7 @@ from orchestrator.cli.options import JsonOpt, RunArg, RunsOpt
 from orchestrator.cli.printer import console, plain
 from orchestrator.cli.status_rows import describe_rest, needs_look, node_row, shows_nodes, slot_rows
 from orchestrator.command_hints import command
-from orchestrator.controller.runs import RunSnapshot, polled_status
+from orchestrator.controller.run_snapshot import RunSnapshot, polled_status
 from orchestrator.machines.node_poll import Watch, poll
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunPaths, find_run, holder

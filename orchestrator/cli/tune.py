@@ -11,10 +11,10 @@ import typer
 
 from orchestrator.cli.driving import make_request, start_each
 from orchestrator.cli.options import (
-    DriveFlags,
     GpuHoursOpt,
     InventoryOpt,
     RunFlags,
+    SettingFlags,
     UntilGainOpt,
     parse_share,
     parse_tuner_options,
@@ -108,10 +108,10 @@ def tune(
             min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1).", metavar="X"
         ),
     ] = None,
-    drive: DriveFlags,
+    settings: SettingFlags,
     render: Annotated[
         Path | None,
-        typer.Option("--render", help="Write the scripts of a run to DIR; ask no node, start nothing.", metavar="DIR"),
+        typer.Option(help="Write the scripts of a run to DIR; ask no node, start nothing.", metavar="DIR"),
     ] = None,
     **of_tuner: Any,
 ) -> Page:
@@ -125,7 +125,7 @@ def tune(
         raise InputError("--plan writes nothing, and --render does: leave one of them out")
     request = make_request(
         run,
-        drive,
+        settings,
         shapes=shapes[0],
         inventory=inventory,
         family=family,

@@ -35,11 +35,9 @@ def verify(
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes to verify on; default: the run's.")
     ] = None,
     table: Annotated[
-        Path | None, typer.Option("--table", metavar="CSV", help="This tuned table instead of a run's tuned.csv.")
+        Path | None, typer.Option(metavar="CSV", help="This tuned table instead of a run's tuned.csv.")
     ] = None,
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Family of the table, where it is ambiguous.")
-    ] = None,
+    family: Annotated[str | None, typer.Option(metavar="F", help="Family of the table, where it is ambiguous.")] = None,
     limit: LimitOpt = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what AITER prints.")] = False,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,

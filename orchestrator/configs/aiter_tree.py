@@ -1,7 +1,8 @@
 """AITER as a project of config files: where its tree has them, what it reads of them, and what it must answer.
 
-`AiterTree` lays winners out, checks a file, names the readers of a bucket, and looks configs up as AITER does
-(`aiter_trial.py` asks AITER's own function). `default_readers.py` says which shapes a changed default file moves.
+`AiterTree` is the `ConfigTree` that a merge works with (`config_tree.py` has the order of its calls). Its answers are
+of AITER's own function (`aiter_trial.py`), or else of our reading of the files (`worker/triton_configs/resolve.py`).
+`default_readers.py` says which shapes a changed default file moves.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.configs.aiter_trial import run_trial
-from orchestrator.configs.check import lint_content
 from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, other_values_error
 from orchestrator.configs.default_readers import other_operators
 from orchestrator.configs.journal import MergeJournal
+from orchestrator.configs.lint import lint_content
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from worker.text import Finding
@@ -43,43 +44,46 @@ class AiterTree:
         except ResolveError as e:
             raise InputError(str(e)) from e
 
-    def plan_file(self, won: WinnerFile) -> FilePlan:
+    def plan_file(self, winner_file: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError and OSError."""
-        return plan_file(self.resolver, won.place.kind, None if won.place.is_default else won.shape, won.values)
+        place = winner_file.place
+        shape = None if place.is_default else winner_file.shape
+        return plan_file(self.resolver, place.kind, shape, winner_file.values)
 
-    def check(self, won: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
         """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
-        for name, winner in won.winners.items():
+        for name, winner in winner_file.winners.items():
             side, bound = bound_of(name)
             if side != "any" and bound not in {row.m for row in winner.measured}:
                 text = f"was not measured at M={bound}, its bound"
                 yield Finding("error", "bound", str(plan.target), 0, text, name)
-        kind = won.place.kind
+        kind = winner_file.place.kind
         file = parse_config_file(plan.text, plan.target)
-        for finding in lint_content(file, kind, self.resolver.bounds(kind), won.place.device.name):
+        for finding in lint_content(file, kind, self.resolver.bounds(kind), winner_file.place.device.name):
             forbids = finding.level == "error" or finding.rule == "required"
-            if forbids and (finding.bucket in won.winners or not finding.bucket):
+            if forbids and (finding.bucket in winner_file.winners or not finding.bucket):
                 yield finding
 
-    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
-        """The bucket that AITER takes for an M."""
-        return bucket_for(buckets, m, self.resolver.bounds(won.place.kind))
+    def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+        """The name of the bucket that AITER takes for an M."""
+        return bucket_for(buckets, m, self.resolver.bounds(winner_file.place.kind))
 
-    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+    def readers(self, winner_file: WinnerFile) -> tuple[str, ...]:
         """Other operators that read its files."""
-        return tuple(other_operators(self.resolver, won.place.kind))
+        return tuple(other_operators(self.resolver, winner_file.place.kind))
 
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
-        """Answers that AITER must give, at every bound and just above: the changed files (path and text after) as
-        planned, and the shapes of their neighbours, and one without a file, as now."""
-        files, _ = list_files(self.resolver)
+        """The answers that AITER must give, at every bound and just above it: for the shapes of the changed files as
+        planned; for all other shapes of these kinds that have files, and for one that has none, as now."""
         new_buckets = {change.path: parse_config_file(change.after).buckets for change in changes}
+        tree_files, _ = list_files(self.resolver)
         lookups: list[PlannedLookup] = []
-        for kind in {change.won.place.kind for change in changes}:
-            shapes = {file.sizes for file in files if file.kind is kind and file.sizes}
-            shapes |= {change.won.shape for change in changes if change.won.place.kind is kind}
-            without_file = (None, max(n for _, n, _ in shapes) + 1, 64)
-            for shape in sorted({*shapes, without_file}, key=str):
+        for kind in {change.winner_file.place.kind for change in changes}:
+            shapes = {file.sizes for file in tree_files if file.kind is kind and file.sizes}
+            shapes |= {change.winner_file.shape for change in changes if change.winner_file.place.kind is kind}
+            largest_n = max(n for _, n, _ in shapes)
+            shapes.add((None, largest_n + 1, 64))  # one without a file, which reads the default
+            for shape in sorted(shapes, key=str):
                 lookups += self._lookups_of_shape(kind, shape, new_buckets)
         self.prove(lookups, after=False)
         return lookups
@@ -87,24 +91,25 @@ class AiterTree:
     def _lookups_of_shape(
         self, kind: ConfigKind, shape: tuple[int | None, int, int], new_buckets: Mapping[Path, dict[str, Bucket]]
     ) -> Iterator[PlannedLookup]:
-        """The lookups of a shape (B, N, K) at every bound and just above. `new_buckets`: of the changed files."""
+        """The lookups of a shape (B, N, K) at every bound and just above it. `new_buckets`: of the changed files."""
         resolver = self.resolver
+        bounds = resolver.bounds(kind)
         b, n, k = shape
         if not (kind.batch_in_name and resolver.loader.knows_batch):
             b = None
         path, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
-        before = resolver.read(path).buckets
         own_path = resolver.own_file(kind.config, n, k, b, kind.backend)
+        before = resolver.read(path).buckets
         after = new_buckets.get(own_path) or new_buckets.get(path) or before
-        bounds = resolver.bounds(kind)
-        backend = kind.backend if resolver.loader.knows_backend else None
+        arguments = {"config_name": kind.config, "N": n, "K": k, "bounds": bounds, "B": b, "backend": None}
+        if resolver.loader.knows_backend:
+            arguments["backend"] = kind.backend
         for m in sorted({*bounds, *(x + 1 for x in bounds)}):
             try:
-                now = before[bucket_for(before, m, bounds)]
+                values_before = before[bucket_for(before, m, bounds)]
             except ResolveError:
                 continue  # the file has no bucket for this M, so AITER fails there as it is
-            call = {"config_name": kind.config, "M": m, "N": n, "K": k, "bounds": bounds, "B": b, "backend": backend}
-            yield PlannedLookup(call, now, after[bucket_for(after, m, bounds)])
+            yield PlannedLookup({**arguments, "M": m}, values_before, after[bucket_for(after, m, bounds)])
 
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
         """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""

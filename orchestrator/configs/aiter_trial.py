@@ -28,11 +28,14 @@ LoaderArguments = dict[str, Any]
 
 
 class LoaderAnswers(NamedTuple):
-    """Answers of `call_loader`: values, None where a call failed; how the loader was imported; Triton's version."""
+    """Answers of `call_loader`."""
 
     values: list[Bucket | None]
+    """The config for each call, None if the call failed."""
     how: str
+    """The way in which the loader was imported."""
     triton: str
+    """Triton's version."""
 
 
 def run_trial(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: bool = False) -> LookupTrial:
@@ -76,7 +79,7 @@ def call_loader(root: Path, arch: str, alone: bool, calls: list[LoaderArguments]
 
 def _import_loader(root: Path, alone: bool) -> tuple[ModuleType, str]:
     """(the loader's module, how it was imported)"""
-    reason = "InterruptedError"
+    reason = "InterruptedError"  # the name in the answer where nobody tried `import aiter`
     if not alone:
         try:
             return importlib.import_module(LOADER_MODULE), "imported as it is"

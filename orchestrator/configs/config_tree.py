@@ -1,4 +1,8 @@
-"""The interface between a merge and a project of config files: `ConfigTree`, which AITER's and an engine's tree are."""
+"""The interface between a merge and a project of config files: `ConfigTree`.
+
+`merge.py` knows a project only by this. `aiter_tree.AiterTree` is one for AITER, `engine_tree.EngineTree` one for vLLM
+and SGLang. Another project of config files is another class with these methods.
+"""
 
 from __future__ import annotations
 
@@ -16,50 +20,59 @@ from worker.triton_configs.tree_files import FilePlan
 
 
 class PlannedLookup(NamedTuple):
-    """A question to a project (its arguments), and its answers before and after a merge."""
+    """A question to a project, and its answers before and after a merge."""
 
     call: Any
+    """The arguments of its function: of AITER the keywords of `get_gemm_config`, of an engine (layer, M)."""
     before: Bucket
     after: Bucket
 
 
 @dataclass(frozen=True, slots=True)
 class LookupTrial:
-    """The answers, one a call: the values, None where the call failed. `how`: the way of the import and Triton's
-    version; `why_not`: why there are no answers; `notes`: for the user."""
+    """The answers of a project's own function to all lookups of a merge."""
 
     answers: tuple[Bucket | None, ...] = ()
+    """The config for each call, None if the call failed."""
     how: str = ""
+    """The function that answered, for the user: `get_gemm_config with Triton 3.4.0, imported as it is`."""
     why_not: str = ""
+    """The reason why it could not be asked, "" if it was."""
     notes: tuple[str, ...] = ()
+    """Sentences for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file to be written. `before`: its text, None for a new file; `source`: the file whose buckets it holds;
-    `callers`: other readers of it on this chip."""
+    """A file to be written."""
 
-    won: WinnerFile
+    winner_file: WinnerFile
+    """The winners that it gets."""
     path: Path
     source: Path
+    """The file whose buckets it holds beside the winners'; another one if the file is new."""
     before: str | None
+    """Its text before, None for a new file."""
     after: str
+    """Its text after."""
     callers: tuple[str, ...]
+    """Other readers of it on this chip."""
 
 
 class ConfigTree(Protocol):
-    """The config files of a project for one device. A merge calls these in this order."""
+    """The config files of a project for one device. A merge calls these in this order; nothing is written before
+    `planned_lookups` has returned, and `prove` is called again when all files are written."""
 
-    def plan_file(self, won: WinnerFile) -> FilePlan:
+    def plan_file(self, winner_file: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError and OSError."""
 
-    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+    def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The bucket that the project takes for an M."""
 
-    def check(self, won: WinnerFile, plan: FilePlan) -> Iterable[Finding]:
+    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterable[Finding]:
         """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
 
-    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+    def readers(self, winner_file: WinnerFile) -> tuple[str, ...]:
         """Others that read the file."""
 
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:

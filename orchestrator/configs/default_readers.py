@@ -1,6 +1,7 @@
 """Readers of a default file of AITER's: the shapes that a changed bucket moves, and the operators that compute them.
 
-A default file may change only if each of these shapes was measured through each of these operators.
+A shape without a file of its own reads the default. So a default file may change only if each of these shapes was
+measured through each of these operators: `merge.py` asks `missing_measurements`, and refuses if there are some.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from orchestrator.files.read import csv_records
 from orchestrator.files.write import write_csv
-from orchestrator.tables.table_family import shipped_tables
+from orchestrator.tables.table_names import shipped_tables
 from worker.families import FAMILIES
 from worker.text import and_more, plural
 from worker.triton_configs.kinds import Caller, ConfigKind
@@ -23,6 +24,7 @@ from worker.triton_configs.loader_calls import find_readers
 from worker.triton_configs.resolve import TRITON, ResolveError, Resolver, bucket_for
 
 RECHECK_LIST = "recheck.csv"
+"""The list of shapes that have to be measured; `tune` reads it."""
 
 
 class ShapeSizes(NamedTuple):
@@ -54,7 +56,7 @@ def other_operators(resolver: Resolver, kind: ConfigKind) -> dict[str, bool]:
             continue
         for caller in known_callers[name]:
             if caller.reads_on(resolver.arch):
-                operators[caller.function] = caller.given is not None
+                operators[caller.function] = caller.is_callable
     return operators
 
 
@@ -86,16 +88,18 @@ def shapes_reading_default(
 
 
 def missing_measurements(
-    resolver: Resolver, won: WinnerFile, lists: Sequence[Path], folder: Path, checked: Sequence[str] = ()
+    resolver: Resolver, winner_file: WinnerFile, lists: Sequence[Path], folder: Path, checked: Sequence[str] = ()
 ) -> list[str]:
     """Measurements that are missing before the default may change: a sentence an operator.
 
     `checked`: operators that the user vouches for. The shapes to measure are written into `recheck.csv` of `folder`,
     which `tune` reads.
     """
-    kind = won.place.kind
-    needed = shapes_reading_default(resolver, kind, list(won.winners), lists)
-    measured = {(row.caller, ShapeSizes(row.b if kind.batched else None, row.n, row.k, row.m)) for row in won.measured}
+    kind = winner_file.place.kind
+    needed = shapes_reading_default(resolver, kind, list(winner_file.winners), lists)
+    measured = {
+        (row.caller, ShapeSizes(row.b if kind.batched else None, row.n, row.k, row.m)) for row in winner_file.measured
+    }
     can_call = {"": True}  # by operator; "" is the kind's own wrapper
     for operator, is_callable in other_operators(resolver, kind).items():
         if operator not in checked:
@@ -116,8 +120,8 @@ def missing_measurements(
     for operator, shapes in missing.items():
         todo = _what_to_do(operator, len(shapes), can_call[operator], folder / RECHECK_LIST)
         sentences.append(
-            f"{won.path.name}: {plural(len(shapes), 'shape')} of {len(needed)} that read"
-            f" {and_more(list(won.winners), 3)} through {operator or kind.function} not measured again:"
+            f"{winner_file.path.name}: {plural(len(shapes), 'shape')} of {len(needed)} that read"
+            f" {and_more(list(winner_file.winners), 3)} through {operator or kind.function} not measured again:"
             f" {and_more([f'{s.m}x{s.n}x{s.k}' for s in shapes], 4)}; {todo}"
         )
     return sentences

@@ -1,5 +1,7 @@
 """Config files of vLLM and SGLang checked without a GPU, by the look-ups, launchers and kernels of the engine itself.
 
+`check` gives the files in parts to `check_files`, each in a process of its own, because that runs code of the engine;
+`check_file` checks one. A rule for the entries of a file is one more `yield` in `_entry_faults`.
 An error: the engine never reads the file, fails on it, or computes wrong results with it. A warning: it is read rarely,
 spills, or serves M that are far from its keys. A note: worth a look. There is one finding a file and rule.
 `engine_tree.py` merges winners into such files. Imports torch and triton.
@@ -16,7 +18,8 @@ from typing import Any
 
 import triton
 
-from orchestrator.configs.check import COMPILE_LIMITS, COMPILED_AT_ONCE, cache_of_triton, outliers, parts_of
+from orchestrator.configs.check import COMPILE_LIMITS, COMPILED_AT_ONCE, cache_of_triton, parts_of
+from orchestrator.configs.lint import outliers
 from worker.foreign.runner import Limits, call_each
 from worker.text import LEVELS, Finding, and_more
 from worker.triton_configs.config_file import ConfigFileError, read_config_file
@@ -27,7 +30,7 @@ from worker.triton_configs.engine_package import (
     ServingEngineError,
     locate_engine,
 )
-from worker.triton_configs.keys import USUAL_KEYS, ranges_served
+from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
 from worker.tuners.vllm.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
 
@@ -42,7 +45,8 @@ WITHOUT_LAUNCHER = "int4_w4a16"
 
 
 CheckedFile = tuple[list[Finding], dict[str, Values]]
-"""Findings on a file, and an item for each entry of which Triton makes different code."""
+"""Findings on a file, and the outcome of each distinct entry (of which Triton makes different code), by Triton's key of
+it: `{"...": {"status": "ok", "spills": 0}}`."""
 
 
 def check(

@@ -1,8 +1,8 @@
 """vLLM as a project of config files: where its package or an override folder has them, and what it must answer.
 
-All answers are the engine's own: its look-up runs in a fresh process for each set of questions. SGLang's files are
-asked for in the same way, but only winners of SGLang's own kernel may change them. `engine_check.py` checks files that
-are there.
+`EngineTree` is the `ConfigTree` that a merge works with (`config_tree.py` has the order of its calls). All answers are
+the engine's own: its look-up runs in a fresh process for each set of questions. SGLang's files are asked for in the
+same way, but only winners of SGLang's own kernel may change them. `engine_check.py` checks files that are there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ from worker.triton_configs.engine_package import (
     locate_engine,
     unpack_wheel,
 )
-from worker.triton_configs.keys import Segment, entries_of, ranges_served
+from worker.triton_configs.m_ranges import (
+    ConfigRange,
+    MRange,
+    entries_of,
+    merge_ranges,
+    range_at,
+    ranges_from_starts,
+    ranges_served,
+)
 from worker.triton_configs.serving_engine import ServingEngine, ask_engine, load_engine
 from worker.triton_configs.tree_files import FilePlan
 
@@ -38,12 +46,12 @@ LAST_M = 16384
 """The range of the last key is asked for up to here."""
 LAST_STEPLESS_M = 1024
 """vLLM's default config may change at any M up to this."""
-# Names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another.
 DEVICE_SPELLINGS = (
     ("AMD Instinct MI355X", "AMD Instinct MI355_OAM", "0x75b0"),
     ("AMD Instinct MI350X", "AMD Instinct MI350_OAM"),
     ("NVIDIA H200", "NVIDIA H200 NVL"),
 )
+"""Names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another."""
 T = TypeVar("T")
 
 
@@ -79,15 +87,18 @@ def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
 
 
 class LayerFacts(NamedTuple):
-    """Facts of a layer by its engine. `target`: where it looks first; `file_read`: the file that it reads; `today`:
-    ranges of M with what they get; `source`: hash of the kernel; `aliases`: the file's name on devices of other
-    names."""
+    """Facts of a layer, told by its engine."""
 
     target: Path
+    """The path where it looks for the layer's file first, whether or not there is one."""
     file_read: Path | None
-    today: list[Segment]
+    """The file that it reads, None if it finds none."""
+    today: list[ConfigRange]
+    """All M with the configs that they get now."""
     source: str
+    """The hash of the file with the kernel."""
     aliases: dict[str, str]
+    """The name of the layer's file on the same chip with another driver, by the name that this driver gives it."""
 
 
 def layer_facts(
@@ -113,7 +124,7 @@ def configs_at(root: Path, device: EngineDevice, calls: Sequence[tuple[Layer, in
     return [engine.config(layer, m) for layer, m in calls]
 
 
-def _ranges_today(engine: ServingEngine, layer: Layer) -> list[Segment]:
+def _ranges_today(engine: ServingEngine, layer: Layer) -> list[ConfigRange]:
     """Ranges of M with what they get, an entry of the file or the engine's default.
 
     vLLM's default may change at any M up to 1024, and at multiples of 16 or of the experts. Where another version's
@@ -121,7 +132,7 @@ def _ranges_today(engine: ServingEngine, layer: Layer) -> list[Segment]:
     """
     table = engine.table(layer)
     if table:
-        return [Segment(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
+        return [ConfigRange(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
     steps = set(range(16, LAST_M + 1, 16))
     if layer.e:
         steps |= {layer.e * i for i in range(1, 257)}
@@ -133,38 +144,12 @@ def _ranges_today(engine: ServingEngine, layer: Layer) -> list[Segment]:
         if values != before:
             starts[m] = (values, m)
         before = values
-    return _segments(starts)
+    return ranges_from_starts(starts)
 
 
-def merge_segments(old: Sequence[Segment], won: Sequence[Segment]) -> list[Segment]:
-    """Today's ranges, with winners in their place."""
-    starts = {segment.first for segment in (*old, *won)}
-    starts |= {segment.last + 1 for segment in won if segment.last}
-    for segment in won:
-        if segment.last:
-            starts -= set(range(segment.first + 1, segment.last + 1))
-    merged: dict[int, tuple[Bucket, int]] = {}
-    for m in sorted(starts):
-        segment = _segment_at([*won, *old], m)
-        merged[m] = (segment.values, segment.key)
-    return _segments(merged)
-
-
-def _segments(starts: Mapping[int, tuple[Bucket, int]]) -> list[Segment]:
-    """Segments by their first M, in order, (values, key) each; the last has no end."""
-    firsts = list(starts)
-    lasts = [first - 1 for first in firsts[1:]]
-    return [Segment(first, last, *starts[first]) for first, last in zip(firsts, [*lasts, None], strict=True)]
-
-
-def _segment_at(segments: Sequence[Segment], m: int) -> Segment:
-    """The first that holds M."""
-    return next(segment for segment in segments if segment.holds(m))
-
-
-def _buckets(segments: Sequence[Segment]) -> dict[str, Bucket]:
-    """The values by the range's name: `M=57-80`, `M=81-`."""
-    return {f"M={segment.first}-{segment.last or ''}": segment.values for segment in segments}
+def _buckets(ranges: Sequence[ConfigRange]) -> dict[str, Bucket]:
+    """The configs by the names of their ranges: `M=57-80`, `M=81-`."""
+    return {f"M={part.first}-{part.last or ''}": part.values for part in ranges}
 
 
 class EngineTree:
@@ -178,53 +163,53 @@ class EngineTree:
         self.project = package.project
         self.name = f"{PROJECT_NAMES[self.project]} {package.version}"
         self.notes: list[str] = []
-        self._planned: dict[Path, tuple[list[Segment], list[Segment]]] = {}  # ranges before and after, by file
+        self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}  # ranges before and after, by file
         self._files_beside: dict[Path, bytes] = {}
         layers = list(dict.fromkeys(layer for file in files for layer in file.layers))
         facts = self._ask(layer_facts, _other_spellings(self.device), layers, answers=len(layers))
         self._facts = dict(zip(layers, facts, strict=True))
 
-    def plan_file(self, won: WinnerFile) -> FilePlan:
+    def plan_file(self, winner_file: WinnerFile) -> FilePlan:
         """The file that holds winners, with its text. Raises ValueError."""
-        layers = won.layers
+        layers = winner_file.layers
         facts = self._facts[layers[0]]
-        self._check_fits(won, facts)
-        ranges: list[Segment] = []
-        for winner in won.winners.values():
-            ranges.append(Segment(winner.place.first, winner.place.last, winner.values, winner.place.key))
+        self._check_fits(winner_file, facts)
+        ranges: list[ConfigRange] = []
+        for winner in winner_file.winners.values():
+            ranges.append(ConfigRange(winner.place.first, winner.place.last, winner.values, winner.place.key))
         old = facts.today
-        new = old if _all_hold(old, ranges) else merge_segments(old, ranges)
+        new = old if _all_hold(old, ranges) else merge_ranges(old, ranges)
         self._planned[facts.target] = old, new
-        self._note_gaps(won, facts)
+        self._note_gaps(winner_file, facts)
         text = _text_with_entries(facts.file_read.read_text() if facts.file_read else "", entries_of(new))
         return FilePlan(facts.file_read or facts.target, facts.target, _buckets(old), _buckets(new), text)
 
-    def _check_fits(self, won: WinnerFile, facts: LayerFacts) -> None:
+    def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
-        project, _, source = won.place.engine
+        project, _, source = winner_file.place.engine
         if project != self.project and source != facts.source:
             raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(project)}'s kernel is another")
-        if project == self.project and facts.target.name != won.path.name:
+        if project == self.project and facts.target.name != winner_file.path.name:
             raise ValueError(f"{self.name} looks for {facts.target.name}; tune again with it")
         if not facts.target.is_relative_to(self.root):
             raise ValueError(f"{self.name} reads it from {facts.target.parent} alone: give that package")
-        if any(self._facts[layer].today != facts.today for layer in won.layers):
+        if any(self._facts[layer].today != facts.today for layer in winner_file.layers):
             raise ValueError("its models get different configs today: tune one alone")
 
-    def _note_gaps(self, won: WinnerFile, facts: LayerFacts) -> None:
+    def _note_gaps(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Notes on another kernel file, and on layers for which a range was not measured."""
         file_name = facts.target.name
-        _, version, source = won.place.engine
+        _, version, source = winner_file.place.engine
         if source != facts.source:
             self.notes.append(f"{file_name}: measured with the kernel of {version}; {self.name} has another file")
-        for layer in won.layers:
-            for bucket, winner in won.winners.items():
+        for layer in winner_file.layers:
+            for bucket, winner in winner_file.winners.items():
                 if layer not in layers_of(winner.measured):
                     self.notes.append(f"{file_name}: {bucket} was not measured for {describe_layer(layer)}")
 
-    def check(self, won: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
         """Ranges that were not measured at both ends, by a layer that was measured there."""
-        for name, winner in won.winners.items():
+        for name, winner in winner_file.winners.items():
             missing: set[int] = set()
             for layer in layers_of(winner.measured):
                 measured_ms = {row.m for row in winner.measured if row.layer == layer}
@@ -232,17 +217,17 @@ class EngineTree:
             for m in sorted(missing):
                 yield Finding("error", "end", str(plan.target), 0, f"was not measured at M={m}, its end", name)
 
-    def bucket_for(self, won: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
+    def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The range that holds an M."""
         return [name for name in buckets if int(name[2:].partition("-")[0]) <= m][-1]
 
-    def readers(self, won: WinnerFile) -> tuple[str, ...]:
+    def readers(self, winner_file: WinnerFile) -> tuple[str, ...]:
         """Other models and devices that read the file."""
-        layers = won.layers
+        layers = winner_file.layers
         readers: list[str] = []
         if layers[0].op == "moe":
             readers.append(f"every model with its E and N (measured: {', '.join(map(describe_layer, layers))})")
-        readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == won.path.name]
+        readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == winner_file.path.name]
         return tuple(readers)
 
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
@@ -251,13 +236,12 @@ class EngineTree:
         lookups: list[PlannedLookup] = []
         for change in changes:
             old, new = self._planned[change.path]
-            ranges = [(segment.first, segment.last) for segment in (*old, *new)]
-            ranges += ranges_served(entries_of(new)).values()
-            ends = {first for first, _ in ranges} | {last or LAST_M for _, last in ranges}
-            for layer in change.won.layers:
+            ranges: list[ConfigRange | MRange] = [*old, *new, *ranges_served(entries_of(new)).values()]
+            ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
+            for layer in change.winner_file.layers:
                 for m in sorted(ends):
-                    before = _segment_at(old, m).values
-                    lookups.append(PlannedLookup((layer, m), before, _segment_at(new, m).values))
+                    before = range_at(old, m).values
+                    lookups.append(PlannedLookup((layer, m), before, range_at(new, m).values))
         self._note_aliases(changes)
         changed = {change.path for change in changes}
         for folder in {path.parent for path in changed}:
@@ -271,7 +255,7 @@ class EngineTree:
         """Notes on devices of the same chip whose driver names them in another way: they look for other files."""
         unwritten: dict[str, list[str]] = {}
         for change in changes:
-            for device, name in self._facts[change.won.layers[0]].aliases.items():
+            for device, name in self._facts[change.winner_file.layers[0]].aliases.items():
                 if name != change.path.name:
                     unwritten.setdefault(device, []).append(name)
         for device, names in unwritten.items():
@@ -314,12 +298,12 @@ def _other_spellings(device: EngineDevice) -> list[EngineDevice]:
     return others
 
 
-def _all_hold(old: Sequence[Segment], won: Sequence[Segment]) -> bool:
+def _all_hold(old: Sequence[ConfigRange], winner_ranges: Sequence[ConfigRange]) -> bool:
     """True if today's ranges have the winners' values already, wherever they meet."""
-    for winner in won:
-        for segment in old:
-            meets = segment.first <= (winner.last or LAST_M) and (segment.last is None or winner.first <= segment.last)
-            if meets and segment.values != winner.values:
+    for winner in winner_ranges:
+        for part in old:
+            meets = part.first <= (winner.last or LAST_M) and (part.last is None or winner.first <= part.last)
+            if meets and part.values != winner.values:
                 return False
     return True
 

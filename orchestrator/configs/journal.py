@@ -1,10 +1,12 @@
-"""Changes of a tree of config files: each merge is noted, and can be taken back.
+"""The journal of a tree of config files: each merge is noted in it, and can be taken back.
 
-A line a merge, with the text of each file before and the hash of its text after:
+It has a line for each merge, with the text of each file before and the hash of its text after:
 
     {"run": "...", "number": 3, "time": "...", ..., "files": [{"file": "a.json", "before": null, "sha256": "..."}]}
 
-The line is written before any file, so that a merge that was cut off can be undone too.
+`merge.py` holds the lock (`writing`), calls `note_and_write`, and for `configs undo` calls `take_back`. The line is
+written before any file, so that a merge that was cut off can be undone too. A merge changes many files at once, which
+is why their old texts are here and not beside them, as those of tuned tables are (`orchestrator/files/history.py`).
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from orchestrator.files.write import remove_dead_temporaries, write_atomic
 
 
 class NotedFile(NamedTuple):
-    """A file of a merge: its name below the tree, its text before (None: no file), the hash of its text after."""
+    """A file of a merge, as its line has it."""
 
     name: str
+    """Its path below the tree."""
     path: Path
     before: str | None
+    """Its text before the merge, None if there was no file."""
     sha256: str
+    """The hash of its text after the merge."""
 
     def text(self) -> str | None:
         """The text that it has now."""

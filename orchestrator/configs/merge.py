@@ -1,7 +1,9 @@
-"""Merge a run's winners into a tree: planned from the files that its project resolves today, proven before and after.
+"""Merge a run's winners into a tree of config files, and undo such a merge.
 
-A change is refused as a whole where one winner of it does not hold: its old config is no longer the tree's, an M would
-become slower, a key is missing, or the project's own function does not give what was planned.
+`merge_run` opens the tree of each device (`ConfigTree`), plans the new text of each file, proves that the project reads
+the files as we do, writes them under the journal (`journal.py`), and proves them again. It writes all files or none: it
+refuses if one winner does not hold, because its old config is no longer the tree's, an M would become slower, a key is
+missing, or the project's own function does not give what was planned.
 """
 
 from __future__ import annotations
@@ -44,25 +46,30 @@ KEPT_FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """`default`: default files of AITER may change too; then every shape that resolves to a changed bucket, of AITER's
-    lists and of `lists`, must be among the run's measurements, through every operator that is not among `checked`."""
+    """The options of a merge into AITER's files."""
 
     default: bool = False
+    """Default files may change too. Then every shape that reads a changed bucket must be among the run's measurements,
+    through every operator: the shapes are those of AITER's lists and of `lists`."""
     lists: Sequence[Path] = ()
+    """Lists of shapes of the user's models."""
     checked: Sequence[str] = ()
+    """Operators that the user vouches for: nothing has to be measured through them."""
 
 
 @dataclass(slots=True)
 class MergeReport:
-    """The outcome of a merge. `proof` says how the new files were proven to be read, by how many `lookups`. `notes` are
-    for the user."""
+    """The outcome of a merge."""
 
     run: str
     tree: str
     changes: list[FileChange] = field(default_factory=list)
     proof: str = ""
+    """The function that proved the new files (`LookupTrial.how`)."""
     lookups: int = 0
+    """The number of its answers that were compared."""
     notes: list[str] = field(default_factory=list)
+    """Sentences for the user."""
 
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -70,7 +77,7 @@ class MergeReport:
             {
                 "file": path_below(change.path, self.tree),
                 "new": change.before is None,
-                "buckets": list(change.won.winners),
+                "buckets": list(change.winner_file.winners),
                 "copied_from": path_below(change.source, self.tree),
                 "also_read_by": change.callers,
             }
@@ -110,13 +117,13 @@ def merge_run(
     """
     options = MergeOptions(default, lists, checked)
     is_engine = (run / ENGINE_FOLDER / TABLE).is_file()
-    won = read_winners(run, ENGINE_FOLDER if is_engine else AITER_FOLDER)
+    winner_files = read_winners(run, ENGINE_FOLDER if is_engine else AITER_FOLDER)
     has_aiter_options = bool(default or lists or checked)
     if has_aiter_options if is_engine else engine:
         raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")
-    with _open_merge(won, root, engine, is_engine) as target:
+    with _open_merge(winner_files, root, engine, is_engine) as target:
         report = MergeReport(run.name, str(target.root))
-        report.changes = _plan_changes(won, target.trees, options)
+        report.changes = _plan_changes(winner_files, target.trees, options)
         if not report.changes:
             report.notes.append("every winner is in the tree already; nothing was written")
             return report
@@ -125,10 +132,12 @@ def merge_run(
 
 
 @contextmanager
-def _open_merge(won: Sequence[WinnerFile], root: Path, engine: Path | None, is_engine: bool) -> Iterator[MergeTarget]:
+def _open_merge(
+    winner_files: Sequence[WinnerFile], root: Path, engine: Path | None, is_engine: bool
+) -> Iterator[MergeTarget]:
     """The target of a merge, with its journal locked. Raises InputError."""
     by_device: dict[EngineDevice, list[WinnerFile]] = {}
-    for file in won:
+    for file in winner_files:
         by_device.setdefault(file.place.device, []).append(file)
     trees: dict[EngineDevice, ConfigTree] = {}
     if not is_engine:
@@ -147,12 +156,12 @@ def _open_merge(won: Sequence[WinnerFile], root: Path, engine: Path | None, is_e
 
 
 def _plan_changes(
-    won: Sequence[WinnerFile], trees: Mapping[EngineDevice, ConfigTree], options: MergeOptions
+    winner_files: Sequence[WinnerFile], trees: Mapping[EngineDevice, ConfigTree], options: MergeOptions
 ) -> list[FileChange]:
     """The files to be written; none for a file that the tree has already. Raises InputError with all faults."""
     changes: list[FileChange] = []
     faults: list[str] = []
-    for file in won:
+    for file in winner_files:
         tree = trees[file.place.device]
         try:
             change, against = _plan_change(tree, file, options)
@@ -167,32 +176,36 @@ def _plan_changes(
     return changes
 
 
-def _plan_change(tree: ConfigTree, won: WinnerFile, options: MergeOptions) -> tuple[FileChange | None, list[str]]:
+def _plan_change(
+    tree: ConfigTree, winner_file: WinnerFile, options: MergeOptions
+) -> tuple[FileChange | None, list[str]]:
     """The change of one file, None where the tree has it already; what is against it. Raises ValueError and OSError."""
-    plan = tree.plan_file(won)
+    plan = tree.plan_file(winner_file)
     if plan.new == plan.old:
         return None, []
-    if won.place.is_default and not options.default:
+    if winner_file.place.is_default and not options.default:
         return None, [
-            f"{won.path.name}: changes a default file, which every shape without a file of its own reads; give"
+            f"{winner_file.path.name}: changes a default file, which every shape without a file of its own reads; give"
             " --allow-default after reading what is to be measured again"
         ]
     faults: list[str] = []
-    for name, winner in won.winners.items():
+    for name, winner in winner_file.winners.items():
         for row in winner.measured:
-            had = tree.bucket_for(won, plan.old, row.m)
-            gets = tree.bucket_for(won, plan.new, row.m)
+            had = tree.bucket_for(winner_file, plan.old, row.m)
+            gets = tree.bucket_for(winner_file, plan.new, row.m)
             fault = _fault_of_measurement(name, row, had, plan.old[had], gets, plan.new.get(name))
             if fault:
-                faults.append(f"{won.path.with_name(TABLE)}:{row.line}: {fault}")
-    for finding in tree.check(won, plan):
+                faults.append(f"{winner_file.path.with_name(TABLE)}:{row.line}: {fault}")
+    for finding in tree.check(winner_file, plan):
         faults.append(f"{plan.target.name}: {finding.bucket}: {finding.text}".replace(": :", ":"))
     before = None
     if plan.target == plan.source and plan.target.exists():
         before = plan.target.read_text()
-    if won.place.is_default and isinstance(tree, AiterTree):
-        faults += missing_measurements(tree.resolver, won, options.lists, won.path.parent, options.checked)
-    return FileChange(won, plan.target, plan.source, before, plan.text, tree.readers(won)), faults
+    if winner_file.place.is_default and isinstance(tree, AiterTree):
+        faults += missing_measurements(
+            tree.resolver, winner_file, options.lists, winner_file.path.parent, options.checked
+        )
+    return FileChange(winner_file, plan.target, plan.source, before, plan.text, tree.readers(winner_file)), faults
 
 
 def _fault_of_measurement(
@@ -231,7 +244,7 @@ def _journal_entry(
         {
             "file": path_below(change.path, target.root),
             "copied": path_below(change.source, target.root),
-            "measured": {name: _measurements(winner) for name, winner in change.won.winners.items()},
+            "measured": {name: _measurements(winner) for name, winner in change.winner_file.winners.items()},
         }
         for change in changes
     ]
@@ -246,7 +259,7 @@ def _write_and_prove(report: MergeReport, target: MergeTarget, entry: Mapping[st
     """Prove the tree as it is, write the changes, and prove them; a proof that fails takes them back."""
     lookups = {}
     for device, tree in target.trees.items():
-        changes = [change for change in report.changes if change.won.place.device == device]
+        changes = [change for change in report.changes if change.winner_file.place.device == device]
         lookups[device] = tree.planned_lookups(changes)
     trials: list[LookupTrial] = []
     texts = {change.path: (change.before, change.after) for change in report.changes}
@@ -281,18 +294,18 @@ def undo_merge(root: Path) -> dict[str, Any]:
 
 def merge_to_publish(run: Path, checkout: Path) -> ConfigPart:
     """Merge a run's winners into a checkout, for `publish`. Raises InputError."""
-    won = read_winners(run)
+    winner_files = read_winners(run)
     report = merge_run(run, checkout)
     texts: dict[str, str] = {}
     buckets: dict[str, int] = {}
     for change in report.changes:
         name = str(change.path.relative_to(checkout))
         texts[name] = change.after
-        buckets[name] = len(change.won.winners)
+        buckets[name] = len(change.winner_file.winners)
     notes = list(report.notes)
     if report.proof:
         notes.append(f"config files: proven by {report.proof}")
-    return ConfigPart(texts, buckets, won, notes)
+    return ConfigPart(texts, buckets, winner_files, notes)
 
 
 def path_below(path: Path, root: Path | str) -> str:

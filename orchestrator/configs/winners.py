@@ -1,9 +1,15 @@
-"""Winning configs of a run: written from its ledger into `configs/`, and read there (docs/reference/files.md).
+"""Winning configs of a run: `write_winners` writes them from its ledger into `configs/`, and `read_winners` reads them
+there for a merge (docs/reference/files.md).
 
-Each winning row carries its bucket's document (worker.protocol.ConfigRow). Rows of one bucket from one attempt are one
-decision. If attempts decided differently on a bucket (its group was split after a fault), it keeps what it has.
-For AITER a bucket is one of its files', in `configs/aiter/`. For an engine it is the M that one key serves, in
-`configs/vllm/`. A line of the table ends with the document of its row, which is what a merge reads.
+Each winning row carries its bucket's document (worker.protocol.ConfigRow), such as
+
+    {"kind": "a16w16", "arch": "gfx950", "bucket": "M_LEQ_16", "values": {"BLOCK_SIZE_M": 16, ...}, "old": [{...}],
+     "points": [[16, 3, 9.6, 8.1, 0.0, 0, ""]], "shape": [null, 1280, 8192]}
+
+Rows of one bucket from one attempt are one `Decision`. If attempts decided differently on a bucket (its group was split
+after a fault), it keeps what it has. For AITER a bucket is one of its files', in `configs/aiter/`. For an engine it is
+the M that one key serves, in `configs/vllm/`. A line of the table `tuned.csv` ends with the document of its row, which
+is what a merge reads.
 """
 
 from __future__ import annotations
@@ -34,21 +40,24 @@ COLUMNS = ("file", "bucket", "shape", "M", "caller", "count", "old_us", "new_us"
 
 
 class BucketPlace(NamedTuple):
-    """A bucket of a file; for an engine the M that one key serves.
-
-    `kind`: of AITER's files; `is_default`: its default file is meant. Of an engine: `key`, `first` and `last` of the
-    range, and `engine`, the project, version and hash of the kernel that was measured.
-    """
+    """A bucket of a file; for an engine the M that one key serves."""
 
     file: str
     bucket: str
+    """`M_LEQ_16`; of an engine `M=57-80`."""
     device: EngineDevice
     kind: Any = None
+    """Of AITER's files: the `ConfigKind`."""
     is_default: bool = False
+    """Of AITER's files: it is the default file."""
     key: int = 0
+    """Of an engine: the key of the entry. 0 for AITER."""
     first: int = 0
+    """Of an engine: the first M of the range."""
     last: int = 0
+    """Of an engine: the last M of the range."""
     engine: tuple[str, ...] = ()
+    """Of an engine: (project, version, hash of the kernel's file) of the one that was measured."""
 
     def clashes_with(self, other: BucketPlace) -> bool:
         """True for ranges of one engine's file that overlap, or that two devices or engines measured."""
@@ -61,23 +70,29 @@ class BucketPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredShape:
-    """One M of one shape under the old and the new config, in microseconds. `caller`: "" for the kind's wrapper, for an
-    engine the routing; `count`: calls of the workload, 0 for a bound that is none of its M; `old`: the config that it
-    had, and old_us -1 where that does not run; `line`: in tuned.csv; `layer`: of an engine, whose top-k is `b`."""
+    """One M of one shape, measured under the old and under the new config."""
 
     b: int | None
+    """None where the kind has no B; of an engine the layer's top-k."""
     n: int
     k: int
     m: int
     caller: str
+    """The operator that was measured, "" for the kind's wrapper; of an engine the routing."""
     count: int
+    """Calls of the workload; 0 for a bound that is none of its M."""
     old_us: float
+    """Microseconds; -1 if the old config does not run."""
     new_us: float
     err_ratio: float
     old: Bucket
+    """The config that it had."""
     line: int
+    """Its line in tuned.csv."""
     document: str
+    """The document that it was read from."""
     layer: Layer | None
+    """Of an engine."""
 
     @property
     def sizes(self) -> str:
@@ -111,11 +126,14 @@ class Winner:
 
 @dataclass(slots=True)
 class WinnerFile:
-    """A file of winners by bucket. `place`: of one of them; all are of one device and kind."""
+    """The winners of one file."""
 
     path: Path
+    """The file in the run's folder."""
     place: BucketPlace
+    """The place of one of them; all are of one device and kind."""
     winners: dict[str, Winner] = field(default_factory=dict)
+    """By bucket."""
 
     @property
     def values(self) -> dict[str, Bucket]:
@@ -145,10 +163,11 @@ def layers_of(measured: Iterable[MeasuredShape]) -> list[Layer]:
 
 
 class Decision(NamedTuple):
-    """The decision of one search on a bucket. Values {}: the bucket stays as it is."""
+    """The decision of one search on a bucket."""
 
     place: BucketPlace
     values: Bucket
+    """The new config; {} if the bucket stays as it is."""
     measured: list[MeasuredShape]
 
 

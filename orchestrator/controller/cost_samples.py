@@ -1,4 +1,8 @@
-"""Learns from earlier runs how long shapes take, and how long a run takes to begin and to end."""
+"""Learns from earlier runs how long shapes take, and how long a run takes to begin and to end.
+
+prepare.py fits the cost model (planning/cost.py) to the samples. A sample is one attempt: how many shapes it measured,
+their work, and the seconds that measuring took.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ from orchestrator.planning.cost import CostSample, weights
 from worker.families import Family
 
 NEWEST_RUNS = 12
-"""Runs of which samples are taken."""
+"""At most this many of the newest runs give samples."""
 MOST_SHAPES = 20_000
+"""Most shapes whose attempts are read; more would only make planning slow."""
 LONGEST_START_S = 900.0
 """Longer starts are left out: they waited for something that may not happen again."""
 
@@ -41,13 +46,13 @@ def gather_cost_samples(
     runs_used = 0
     for path in ledgers[: 4 * NEWEST_RUNS]:
         try:
-            of_run, start_s = _samples_of_run(path, family, tuner, gfx)
+            run_samples, start_s = _samples_of_run(path, family, tuner, gfx)
         except (OrchestratorError, OSError, ValueError, KeyError, TypeError):
             continue
-        if not of_run:
+        if not run_samples:
             continue
         runs_used += 1
-        samples += of_run
+        samples += run_samples
         if 0.0 < start_s <= LONGEST_START_S:
             starts.append(start_s)
         if runs_used >= NEWEST_RUNS or sum(sample.shapes for sample in samples) >= MOST_SHAPES:
@@ -63,7 +68,7 @@ def _mtime(path: Path) -> float:
 
 
 def _samples_of_run(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple[list[CostSample], float]:
-    """The samples in a ledger, and the seconds in which none of its slots worked."""
+    """The samples in a ledger, and the seconds before its first attempt and after its last."""
     samples: list[CostSample] = []
     shapes = 0
     with LedgerReader.open_readonly(path, at_rest=True) as ledger:
@@ -87,6 +92,7 @@ def _samples_of_run(path: Path, family: Family, tuner: str, gfx: str | None) -> 
 
 
 def _key_dict(family: Family, key: str) -> dict[str, int | str]:
+    """The key columns of a shape by name. `key`: as the table `shapes` has it."""
     return dict(zip(family.key_names, json.loads(key), strict=True))
 
 

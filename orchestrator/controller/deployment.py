@@ -1,4 +1,8 @@
-"""Plans the machines of a run, and makes the driver of a planned node, with the files that it deploys."""
+"""Plans the machines of a run, and makes the driver of a planned node, with the files that it deploys.
+
+drive.py calls `plan_machines` once, and `make_driver` for each plan: at the start, for nodes that join, and for leases.
+`tune --plan` shows what `node_files_of` would deploy.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from orchestrator.errors import NoUsableNodeError
 from orchestrator.families import get_tuner
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory
-from orchestrator.inventory.values import value_hider
+from orchestrator.inventory.references import value_hider
 from orchestrator.machines.admission import NodeAdmission
 from orchestrator.machines.check_script import script
 from orchestrator.machines.facts import load_facts, save_facts

@@ -14,18 +14,17 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from orchestrator.controller.context import DriveSettings, RunContext
+from orchestrator.controller.context import DriveSettings, RunContext, Watcher
 from orchestrator.controller.deployment import make_driver, plan_machines
 from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.loop import Controller
-from orchestrator.controller.messages import Watcher
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.pools import machines_of, node_maker, pools_of
 from orchestrator.errors import TakenOverError
 from orchestrator.events import RetryAsked
 from orchestrator.inventory.load import limit, load_inventory
-from orchestrator.inventory.values import value_hider
+from orchestrator.inventory.references import value_hider
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger

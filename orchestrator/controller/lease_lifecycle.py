@@ -1,6 +1,7 @@
-"""The life of one lease, and what a run knows of a pool of leases. Slurm's and Kubernetes' leases live alike.
+"""The data of leased_nodes.py: the life of a lease, and what a run knows of a pool of leases.
 
-These are plain data; leased_nodes.py moves them.
+Only leased_nodes.py changes them. Slurm's and Kubernetes' leases live alike. `leases_wanted` computes how many each
+pool should hold.
 """
 
 from __future__ import annotations
@@ -62,13 +63,16 @@ if the machine cannot be used."""
 
 @dataclass(slots=True)
 class LeaseTurn:
-    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
+    """The result of one turn of `LeasedNodes`, for the loop."""
 
     events: list[Event] = field(default_factory=list)
+    """For the journal and the policy."""
     start: list[NodeDriver] = field(default_factory=list)
+    """Drivers to start."""
     notes: list[tuple[str, bool]] = field(default_factory=list)
+    """(text, is it bad) for people."""
     rows: list[tuple[str, Chunk]] = field(default_factory=list)
-    """(node, whole file from its beginning) of what ended leases left behind."""
+    """(node, whole file from its beginning): the records and logs that ended leases left behind."""
 
     def note(self, text: str, *, bad: bool = False) -> None:
         self.notes.append((text, bad))

@@ -1,7 +1,12 @@
 """The leased nodes of a run: asks for leases, makes nodes of those that are granted, and gives them back.
 
-The controller's loop calls `LeasedNodes.turn`, which never waits. Each pool has a poller that talks to its scheduler,
-and a few threads prepare nodes and bring home what ended leases left. They hand their news to the next turn.
+The controller's loop calls `LeasedNodes.turn`, which never waits. A turn goes in this order: take the news of the
+threads, drain nodes whose lease ends soon, give back leases whose nodes are shut down, set how many leases the work
+needs, and order the missing ones. The thread of a pool's poller (leases/poller.py) talks to its scheduler, and a few
+threads prepare nodes (`_prepare`) and fetch what ended leases left (`_bring_home`). Each hands its news, a function, to
+the next turn by `_tell`.
+
+lease_lifecycle.py has the data and draws the phases of a lease.
 """
 
 from __future__ import annotations
@@ -67,7 +72,7 @@ MAX_PARALLEL = 16
 
 
 class LeasedNodes:
-    """The leased nodes of one run; used by the controller's loop alone. No call waits, but for `close`."""
+    """The leased nodes of one run. Only the controller's loop uses it. No call waits, except `close`."""
 
     def __init__(
         self,
@@ -80,9 +85,9 @@ class LeasedNodes:
         grow: bool = True,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`known`: nodes of leases that earlier controllers had. `other_slots`: slots of machines of our own. `hold`:
-        keep idle leases. `grow`: False takes over what is there, and asks for none. `wake` is called, in any thread,
-        when there is something for the next turn."""
+        """`known`: nodes of leases that earlier controllers had. `other_slots`: gives the number of slots of nodes
+        without a lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for
+        none. `wake` is called, in any thread, when there is something for the next turn."""
         self._pools = {pool.name: pool for pool in pools}
         self._make = make
         self._other_slots = other_slots
@@ -108,6 +113,7 @@ class LeasedNodes:
         self._may_grow: bool | None = None
 
     def _known_life(self, node: Node) -> LeaseLifecycle:
+        """The life of a lease that an earlier controller had. Unless it has ended, a snapshot will tell its state."""
         has_ended = node.state == "gone"
         state = LeaseState.ENDED if has_ended else LeaseState.QUEUED
         phase = LeasePhase.ENDED if has_ended else LeasePhase.QUEUED
@@ -142,15 +148,16 @@ class LeasedNodes:
                 life.pool.poller.poll_now()
 
     @property
-    def coming(self) -> bool:
+    def is_lease_coming(self) -> bool:
         """Return whether a lease is queued, being prepared or given back, or may be requested."""
         between = (LeasePhase.GRANTED, LeasePhase.LEAVING, LeasePhase.ENDING)
         if self._may_grow or any(life.phase in between for life in self._lives.values()):
             return True
         return any(pool.queued or pool.snapshot is None for pool in self._pools.values())
 
-    def why(self) -> list[str]:
-        """State of what is awaited, a line each, in the schedulers' words."""
+    def details(self) -> list[str]:
+        """Lines on why no lease is ready, in the schedulers' words: for each queued lease, and for each pool that asks
+        for no more."""
         sick = f" (in quarantine: {', '.join(sorted(self._sick_hosts))})" if self._sick_hosts else ""
         lines = []
         for pool in self._pools.values():
@@ -161,24 +168,27 @@ class LeasedNodes:
         return lines
 
     def close(self, *, release: bool) -> list[str]:
-        """End all threads; give every lease back, or leave them to their work. Return what may be left, a line each."""
+        """End all threads. With `release` give every lease back, otherwise leave them to their work. Return a line for
+        each pool that may have leases left."""
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         pools = list(self._pools.values())
         with ThreadPoolExecutor(max(1, len(pools)), "lease") as threads:
-            left = threads.map(lambda pool: pool.poller.close(release=release, timeout=CLOSE_S), pools)
-            return [f"leases of {pool.name} may be left: {why}" for pool, why in zip(pools, left, strict=True) if why]
+            reasons = threads.map(lambda pool: pool.poller.close(release=release, timeout=CLOSE_S), pools)
+            ended = zip(pools, reasons, strict=True)
+            return [f"leases of {pool.name} may be left: {why}" for pool, why in ended if why]
 
     def _tell(self, news: Callable[[LeaseTurn], None]) -> None:
-        """Have it done in the next turn. From any thread."""
+        """Have a function called in the next turn. From any thread."""
         self._news.put(news)
         self._wake()
 
     def _report_snapshot(self, pool: Pool, snapshot: PoolSnapshot) -> None:
-        """Called in the poller's thread."""
+        """Hand a snapshot to the next turn. Called in the poller's thread."""
         self._tell(partial(self._take_snapshot, pool, snapshot))
 
     def _take_snapshot(self, pool: Pool, snapshot: PoolSnapshot, turn: LeaseTurn) -> None:
+        """Move each lease of a snapshot on: prepare the granted ones, and let go of those that ended."""
         pool.snapshot = snapshot
         for lease in (*snapshot.leases, *self._forgotten(pool, snapshot)):
             life = self._lives.setdefault(lease.id, LeaseLifecycle(pool, lease))
@@ -247,7 +257,8 @@ class LeasedNodes:
         self._tell(lambda turn: self._prepared(life, made, why, turn))
 
     def _prepared(self, life: LeaseLifecycle, made: MadeNode | None, why: str, turn: LeaseTurn) -> None:
-        """It is a node, or of no use: then it counts as one that never was ready."""
+        """The lease is a node now (`made`), or cannot be used, because of `why`: then it is given back, and counts as
+        one that was never ready."""
         if life.phase is not LeasePhase.GRANTED:
             return  # it ended meanwhile
         lease, pool = life.lease, life.pool
@@ -265,8 +276,8 @@ class LeasedNodes:
         turn.start.append(driver)
 
     def _retry_unreachable(self, is_awaited: Callable[[int], bool]) -> tenacity.Retrying:
-        """Retries a call that finds the way broken, for REACH_S at most, and as long as `is_awaited`, given the number
-        of attempts, says that its result is still of use."""
+        """Retries a call that finds the way broken, for REACH_S at most. It stops earlier if `is_awaited`, which gets
+        the number of attempts, says that nobody needs the result any more."""
 
         def may_pass(state: tenacity.RetryCallState) -> bool:
             error = state.outcome.exception() if state.outcome is not None else None
@@ -281,7 +292,7 @@ class LeasedNodes:
         )
 
     def _scheduler_ended(self, life: LeaseLifecycle) -> None:
-        """Its scheduler has ended it: bring home what it left behind, then let go of its node."""
+        """Its scheduler has ended it: fetch what it left behind, then let go of its node."""
         if life.node and life.phase not in (LeasePhase.ENDING, LeasePhase.ENDED):
             life.phase = LeasePhase.ENDING
             self._threads.submit(self._bring_home, life)
@@ -296,7 +307,7 @@ class LeasedNodes:
         cause = lease.cause or EndCause.FAILED
 
         def is_awaited(attempts: int) -> bool:
-            """While the scheduler is away; else once more, unless the machine failed."""
+            """While the scheduler does not answer; else once more, unless the machine failed."""
             poller.poll_now()
             return poller.silent_s > 0.0 or (attempts == 1 and cause is not EndCause.FAILED)
 
@@ -317,12 +328,13 @@ class LeasedNodes:
         self._tell(end)
 
     def _end(self, life: LeaseLifecycle, cause: EndCause, why: str, turn: LeaseTurn) -> None:
-        """Let go of its node, which does not come back, and of the rest of the lease in the scheduler."""
+        """Let go of its node, which does not come back. The next order lets go of the lease in the scheduler too."""
         life.phase = LeasePhase.ENDED
         turn.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
     def _prepare_ends(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
-        """No new claims near a lease's time limit; then its workers close their books, and it is given back."""
+        """Drain nodes near the time limit of their lease. Shut a node down when it is idle then, or when its workers
+        need the rest of the time to close their books."""
         for life in self._working(registry):
             if not life.lease.ends_at:
                 continue
@@ -337,7 +349,9 @@ class LeasedNodes:
                 self._shut_down(life, registry)
 
     def _working(self, registry: NodeRegistry) -> list[LeaseLifecycle]:
-        return [x for x in self._lives.values() if x.phase is LeasePhase.NODE and x.node in registry.drivers]
+        """Leases whose node the loop has."""
+        lives = self._lives.values()
+        return [life for life in lives if life.phase is LeasePhase.NODE and registry.has(life.node)]
 
     def _drain(self, life: LeaseLifecycle, why: str, turn: LeaseTurn) -> None:
         if not life.is_draining:
@@ -362,13 +376,14 @@ class LeasedNodes:
                 self._end(life, life.cause, "given back", turn)
 
     def _excuse_unreachable(self, registry: NodeRegistry) -> None:
-        """Give no node up for being out of reach while its scheduler is."""
+        """Keep nodes that are out of reach from being given up while their scheduler does not answer either."""
         for life in self._working(registry):
             if 0.0 < life.pool.poller.silent_s < AWAY_S:
                 registry.record_progress(life.node, registry.trouble_of(life.node))
 
     def _keep_size(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
-        """Set the number that the work needs, and let go of what it does not."""
+        """Set how many leases the work needs, and shut down nodes that were idle for long, or whose host is in
+        quarantine."""
         in_quarantine = policy.quarantined_hosts(now)
         self._sick_hosts.update(dict.fromkeys(in_quarantine, now))
         self._sick_hosts = {host: t for host, t in self._sick_hosts.items() if now - t < AVOID_S}
@@ -396,7 +411,8 @@ class LeasedNodes:
             turn.events.append(FleetMayGrow(may_grow))
 
     def _set_wanted(self, policy: Policy) -> None:
-        places = policy.places_awaited()
+        """Set how many leases each pool is to hold."""
+        places = policy.hosts_needed()
         wanted = leases_wanted([*self._pools.values()], policy.backlog_s(), self._other_slots(), places)
         held = Counter(life.pool.name for life in self._lives.values() if life.phase in HELD)
         for name, pool in self._pools.items():
@@ -406,15 +422,17 @@ class LeasedNodes:
             pool.want = max(min(wanted[name], most), least)
 
     def _is_lease_awaited(self, policy: Policy, now: float) -> bool:
-        """Return whether another lease may come that the work has a use for."""
+        """Return whether another lease may come that the work has a use for. If only shapes are left that need another
+        machine, we wait PLACE_S for it."""
         state = policy.state
         settled = state.tuned + state.failed
-        if settled != self._settled or not policy.places_awaited() or state.running:
+        if settled != self._settled or not policy.hosts_needed() or state.running:
             self._last_change = now
             self._settled = settled
         if now - self._last_change >= PLACE_S:
             return False
-        staying = Counter(x.pool.name for x in self._lives.values() if x.phase in HELD and not x.is_draining)
+        lives = self._lives.values()
+        staying = Counter(life.pool.name for life in lives if life.phase in HELD and not life.is_draining)
         for name, pool in self._pools.items():
             if not pool.hopeless and (pool.queued or staying[name] < pool.maximum):
                 return True
@@ -430,7 +448,7 @@ class LeasedNodes:
             turn.note(text, bad=True)
         listed = [self._lives[lease.id] for lease in pool.snapshot.leases]
         living = [life for life in listed if life.lease.state is not LeaseState.ENDED]
-        queued = [x for x in living if x.phase is LeasePhase.QUEUED and x.lease.state is LeaseState.QUEUED]
+        queued = [life for life in living if life.phase is LeasePhase.QUEUED and life.lease.state is LeaseState.QUEUED]
         surplus = max(0, len(living) - pool.want)
         for life in queued[::-1][:surplus]:
             life.is_unwanted = True

@@ -1,4 +1,7 @@
-"""Limits of a run: a share of the expected gain (--until-gain), or the hours that its GPUs work (--gpu-hours)."""
+"""Limits of a run: a share of the expected gain (--until-gain), or the hours that its GPUs work (--gpu-hours).
+
+The loop asks `reached` in each turn; at a limit it starts no new work, and drive.py skips the shapes that are left.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from orchestrator.planning.roofline import measure_gain
 from orchestrator.results.run_results import worths_of
 
 _US = "SELECT us FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
+"""The microseconds of the winner of a shape from an attempt."""
 
 
 class Limits:

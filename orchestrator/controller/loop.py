@@ -1,5 +1,10 @@
 """The loop that drives a run: it takes messages, updates ledger and policy, and carries out decisions.
 
+drive.py makes a `Controller`, adds the drivers of the nodes, and calls `run`. Each turn (`_take_turn`) takes what the
+drivers' threads posted, makes events of it (node_reports.py), lets the policy decide, and carries the decisions out
+(outbox.py). Which nodes there are is in nodes.py, and leases are looked after by leased_nodes.py. How a run ends is
+decided in `_loop`: every shape is settled, it was stopped (`_stopped`), or nothing is left to work on.
+
 Order matters: reports, their events and the decisions that follow are committed in one transaction, and only then is
 anything sent. If we are killed at any moment, the next controller replays the journal, and looks at the nodes to find
 decisions that were never sent (see NodeUp).
@@ -16,11 +21,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.controller.context import RunContext
+from orchestrator.controller.context import RunContext, StopLimits
 from orchestrator.controller.lease_lifecycle import LeaseTurn
 from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
-from orchestrator.controller.messages import FromStream, Message, StopLimits, Taken
+from orchestrator.controller.messages import FromStream, Message, Taken
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_reports import NodeReports
 from orchestrator.controller.nodes import NodeRegistry
@@ -64,8 +69,9 @@ class Controller:
         interrupts: Sequence[int],
         cancel: bool,
     ) -> None:
-        """`newcomers`: makes drivers of the nodes in the inventory that are none of these. `interrupts`: one entry for
-        each Ctrl-C so far. `cancel`: only stop the workers and read their last records."""
+        """`newcomers`: makes drivers of the nodes that were added to the inventory, given the names of the nodes that
+        the run has. `interrupts`: one entry for each Ctrl-C so far. `cancel`: only stop the workers and read their last
+        records."""
         policy, ledger = context.policy, context.ledger
         self._context = context
         self._ledger = ledger
@@ -89,7 +95,7 @@ class Controller:
         self._first: list[NodeDriver] = []
         """The drivers with which the run begins."""
         self._known = {node.name for node in policy.state.nodes.values() if not node.lease}
-        """Nodes that an earlier controller of this run had, but for leases."""
+        """Nodes that an earlier controller of this run had, leases apart."""
         self._stop_since: float | None = None
         self._is_cancelled = cancel
         self._cancel_when_up = cancel
@@ -141,6 +147,7 @@ class Controller:
                 self._context.note(text, bad=True)
 
     def _loop(self) -> str:
+        """Take turns until the run ends, and return the state that it ends in."""
         while True:
             self._take_turn()
             self._show()
@@ -152,7 +159,7 @@ class Controller:
             end_state = self._stopped()
             if end_state:
                 return end_state
-            self._give_up_where_hopeless()
+            self._raise_if_hopeless()
 
     def _take_turn(self) -> None:
         """Record what happened since the last turn, and carry out the decisions that follow."""
@@ -214,6 +221,7 @@ class Controller:
             self._outbox.carry_out(decision)
 
     def _handle(self, event: Event) -> list[Decision]:
+        """Journal an event and the decisions that follow, and return these. Call it within a transaction."""
         now = time.time()
         if not isinstance(event, Tick):
             self._ledger.journal(event, now)
@@ -315,6 +323,7 @@ class Controller:
         self._stop_workers()
 
     def _stop_workers(self) -> None:
+        """Stop all workers, and read their last messages."""
         # if something failed, dead containers stay as evidence until the run is pruned
         tidy = self._is_cancelled or (self._policy.done and not self._policy.state.failed)
         pace = self._timeouts.cancel if self._is_cancelled else self._timeouts.stop
@@ -339,7 +348,7 @@ class Controller:
         awaited = self._registry.coming - self._registry.troubled
         if waits_for_records:
             awaited |= self._registry.reached - read_out
-        if waited < limits.limit_s and (awaited or self._leases.coming or not self._shutdown.is_done()):
+        if waited < limits.limit_s and (awaited or self._leases.is_lease_coming or not self._shutdown.is_done()):
             return None
         self._listen(limits.kill_s, lambda: True)
         away = self._registry.drivers.keys() - self._registry.reached
@@ -378,6 +387,7 @@ class Controller:
                 return
 
     def _show(self) -> None:
+        """Give the watcher new notes, and now and then the status."""
         now = time.monotonic()
         for text, bad in self._live_status.take_notes():
             self._context.note(text, bad=bad)
@@ -386,10 +396,11 @@ class Controller:
             seconds = time.monotonic() - now  # with many slots the view is slow, and work goes first
             self._next_view = now + max(self._timeouts.view, VIEW_SHARE * seconds)
 
-    def _give_up_where_hopeless(self) -> None:
-        if self._leases.coming:
+    def _raise_if_hopeless(self) -> None:
+        """Raise NoUsableNodeError if no node or no slot is left to work on, and none may come."""
+        if self._leases.is_lease_coming:
             return
-        awaited = self._leases.why()
+        awaited = self._leases.details()
         if self._registry.is_hopeless or (awaited and not self._registry.drivers):
             self._undo_preparations()
             raise NoUsableNodeError("\n".join(["no node is left to work on:", *awaited, *self._registry.details()]))

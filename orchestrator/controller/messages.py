@@ -1,20 +1,28 @@
-"""Types that the threads of a run share: frames of a node's stream (see worker/protocol/records.py), messages to the
-loop, the display that it feeds, and all timeouts."""
+"""News of a node for the loop: frames of the node's stream, and messages of the node's driver (node.py).
+
+`worker follow` (worker/agent/follow.py) sends a node's stream as frames. A frame is a line, and as many bytes as that
+says:
+
+    E 0 1200 57      57 bytes of the records of slot 0 (events/0.jsonl), which begin at byte 1200 of that file
+    L 0 340 21       the same for its log (logs/0.log)
+    B 180            a heartbeat: a JSON object with the fields of `Beat`
+
+node_reports.py makes events for the policy out of messages.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from orchestrator import clean
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.transport.base import as_file
-from orchestrator.view.status import RunStatus
-from worker.protocol import BEAT_S, LOST_BEATS, SLOT_RE, ProtocolError
+from worker.protocol import SLOT_RE, ProtocolError
 
 MAX_CHUNK = 256 * 1024
 """Most bytes of a frame. `worker follow` sends less. The controller queues hundreds of frames, so a larger limit would
@@ -121,59 +129,3 @@ class Taken:
 
 Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Taken | NodeTroubled | NodeBusy | SlotLost
 """Messages from a node's driver to the controller loop. The loop decides which of them go into the journal."""
-
-
-class Watcher(Protocol):
-    """The display of a run. It is updated a few times per second."""
-
-    def update(self, status: RunStatus) -> None: ...
-    def note(self, text: str, *, bad: bool = False) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StopLimits:
-    """Limits in seconds: for workers to stop, for killed workers to end, and for everything together on a slow node."""
-
-    stop_s: float
-    kill_s: float
-    limit_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Timeouts and pauses of a run, in seconds. Users set `lost` and `grace`; tests shorten the others."""
-
-    tick: float = 0.2
-    """A turn of the loop waits this long for a message."""
-    view: float = 0.2
-    lost: float = 90.0
-    """A node that stopped answering is given up after this."""
-    never_up: float = 20.0
-    """A node that was never prepared successfully is given up after this long (but still tried again)."""
-    starting: float = 60.0
-    """The same limit for a node that has not reported anything yet."""
-    grace: float = 30.0
-    """Running attempts have this long to finish after the first Ctrl-C."""
-    shutdown: float = 10.0
-    """Workers have this long to stop at the end."""
-    first_word: float = 30.0
-    """A stream may take this long to begin, because a container must start for it."""
-    silence: float = LOST_BEATS * BEAT_S + 1.0
-    """We close a stream that is silent for this long."""
-    backoff: float = 0.2
-    """Pause before a node is prepared again. It doubles each time, up to `longest_backoff`."""
-    longest_backoff: float = 15.0
-    jitter: float = 0.3
-    """Random part of this pause, so that the nodes do not all begin at once."""
-    steady: float = 5.0
-    """A stream that lasted this long has worked, and the pauses start again with the shortest."""
-    vanished: float = 60.0
-    """If an attempt is missing on its node this long after it was sent, it has vanished: the write is done by then."""
-    busy: float = 2.0
-    """Pause before an occupied node is checked again. Each pause is 1.5 times the one before."""
-    close: float = 1.0
-    """All nodes together have this long to finish their current calls when the run ends."""
-    stop: StopLimits = field(default=StopLimits(5.0, 2.0, 20.0))
-    """Limits for stopping workers at the end of a run."""
-    cancel: StopLimits = field(default=StopLimits(3.0, 1.5, 7.0))
-    """The same limits for a cancelled run. It is over within 10 s, whatever its nodes do."""

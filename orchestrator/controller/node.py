@@ -1,5 +1,9 @@
 """Drives one node with two threads. They deploy, launch, follow and write, and report to the loop as messages.
 
+The loop calls `start` once, then `put` and `take_back` for each decision and `check_pulse` in each turn, and at the end
+`leave` and `close`. shutdown.py ends the workers before that: `call_again` (only for a node that is not up),
+`bring_home`, `keep_results`, `tidy`.
+
 The reader prepares the node and then reads its stream. After any failure it posts `NodeTroubled`, pauses, and starts
 from the beginning, so the first start and a recovery are the same code. The writer sends specs and control files. A
 *session* counts the preparations. A write for an earlier session is dropped, because the preparation since then has
@@ -14,23 +18,16 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import tenacity
 
-from orchestrator.controller.messages import (
-    Beat,
-    FromStream,
-    Message,
-    NodeTakenOver,
-    NodeUp,
-    Taken,
-    Timeouts,
-    read_frames,
-)
+from orchestrator.controller.context import Timeouts
+from orchestrator.controller.messages import Beat, FromStream, Message, NodeTakenOver, NodeUp, Taken, read_frames
+from orchestrator.controller.node_workers import NodeWorkers
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
@@ -40,96 +37,6 @@ from orchestrator.machines.node_folder import attempts_in, bring_home, missing_f
 from orchestrator.machines.occupancy import closed_lock
 from orchestrator.transport.base import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
-
-RELAUNCHES = 3
-"""A dead worker is launched again this many times without a sign of life (in addition to launch.sh's restarts)."""
-
-
-class NodeWorkers:
-    """Starts and stops the workers of a node folder by its engine. The node's two threads start them; the controller's
-    thread stops them."""
-
-    def __init__(
-        self, engine: Engine, slots: Sequence[str], env: Mapping[str, str], *, launch: bool, may_have_started: bool
-    ) -> None:
-        """`launch`: False takes over the running workers and starts none. `may_have_started`: an earlier controller of
-        the run may have started some."""
-        self.engine = engine
-        self._slots, self._env = slots, env
-        self.launch = launch
-        """Permission to start workers; `start_no_more` withdraws it."""
-        self.may_have_started = may_have_started or not launch
-        """Our workers may be there, started by this controller or an earlier one."""
-        self.fresh = not self.may_have_started
-        """No earlier controller is known to have started any."""
-        self.cut_off = False
-        """The last start was interrupted; the node may still complete it."""
-        self._gate = threading.Lock()
-        """`start_no_more` holds it, and so does a start that is about to begin."""
-        self._settled = threading.Event()
-        """Set while no start is in progress."""
-        self._settled.set()
-        self._revived: dict[str, int] = {}
-
-    def start(self, slots: Sequence[str] = ()) -> None:
-        """Start workers (all by default), unless `start_no_more` was called. Raise NodeError."""
-        with self._gate:
-            if not self.launch:
-                return
-            self.may_have_started = True
-            self._settled.clear()
-        try:
-            self.engine.start(slots, env=self._env)
-            self.cut_off = False
-        except TransportError:
-            self.cut_off = True
-            raise
-        finally:
-            self._settled.set()
-
-    def start_no_more(self) -> bool:
-        """Start no more workers. Return whether some may have been started, perhaps by an unfinished preparation."""
-        with self._gate:
-            self.launch = False
-            return self.may_have_started
-
-    def settle(self, seconds: float) -> None:
-        """Wait up to `seconds` for a start in progress to end."""
-        self._settled.wait(seconds)
-
-    def stop(self, *, kill: bool = False) -> None:
-        """Stop them now, and start no more. Raise NodeError."""
-        self.start_no_more()
-        self.engine.stop(kill=kill)
-
-    def alive(self) -> list[str]:
-        """Slots whose worker runs now, according to the engine. Raise NodeError."""
-        return [w.slot for w in self.engine.list() if w.state == "running"]
-
-    def dead(self, beat: Beat) -> Iterator[str]:
-        """Yield the slots whose worker was already dead in the previous beat: `revive` them."""
-        for slot in self._slots:
-            if beat.slots.get(slot, {}).get("alive", False):
-                self._revived.pop(slot, None)
-            elif slot not in self._revived:
-                self._revived[slot] = 0  # seen dead once: launch.sh may be about to restart it
-            else:
-                yield slot
-
-    def revive(self, slot: str) -> str:
-        """Launch a dead worker again. If it is given up, return the reason, else "". Raise NodeError."""
-        if slot not in self._revived:
-            return ""
-        state = next((w for w in self.engine.list() if w.slot == slot), None)
-        if state is None or state.state == "running" or state.code == 0:
-            return ""
-        self._revived[slot] += 1
-        if self._revived[slot] > RELAUNCHES:
-            last = self._revived[slot] == RELAUNCHES + 1
-            return f"the worker keeps exiting with code {state.code}" if last else ""
-        self.start([slot])
-        return ""
-
 
 EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
 CUT_OFF_S = 1.0

@@ -1,6 +1,8 @@
-"""Makes events of the policy out of what the nodes of a run report, and stores their logs.
+"""Makes events for the policy out of what the nodes of a run report, and stores their logs.
 
-Reports come as messages of the nodes' threads, and as rows that a stream did not deliver.
+The loop calls `NodeReports.events_of` with each message of the nodes' threads, within the transaction of its turn. A
+message changes the registry (nodes.py) and the live status on the way. `unread` makes messages of files that an ended
+lease left, as far as the node's stream had not delivered them.
 """
 
 from __future__ import annotations
@@ -91,7 +93,6 @@ class NodeReports:
         self._logs: dict[str, NodeLog] = {}
         self._missed: dict[str, set[str]] = {}
         """Node -> attempts that it should hold, but that its last beat lacks."""
-
         self.read_out: set[str] = set()
         """Nodes whose records were read to the end."""
 
@@ -142,7 +143,7 @@ class NodeReports:
         return [message] if is_first else []
 
     def unread(self, rows: Iterable[tuple[str, Chunk]]) -> list[FromStream]:
-        """The part of each file that the stream did not deliver."""
+        """The part of each (node, whole file) that the stream did not deliver."""
         unread = []
         for node, file in rows:
             offset = self._context.ledger.offsets(node).get((file.stream, file.slot), 0)

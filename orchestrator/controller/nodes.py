@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from orchestrator.controller.messages import Timeouts
+from orchestrator.controller.context import Timeouts
 from orchestrator.controller.node import NodeDriver
 from orchestrator.errors import NodeError
 
@@ -27,6 +27,7 @@ class NodePhase(Enum):
     any --others occupy it, and we skip it--> LOST
     LOST --its stream began--> UP               (a lost node is still tried)
     LOST --others occupy it, and we wait--> OCCUPIED
+    UP --others occupy it too, and we share it--> UP
     """
 
     COMING = auto()
@@ -90,11 +91,13 @@ class NodeRegistry:
         node.trouble = None
 
     def record_occupied(self, name: str, doing: str, detail: str) -> bool:
-        """Record that the node is occupied, and that we wait for it, skip it or share it. Return whether its work is
-        lost: we skip it, or it worked before and none of its workers is left.
+        """Record what we do about a node that others occupy (`doing`, `detail`: see NodeBusy). Return whether its work
+        is lost: we skip it, or it worked before and none of its workers is left.
+
+        Sharing a node that is up is no trouble: it works on, and its timeout does not start.
         """
         node = self._nodes.get(name)
-        if node is None:
+        if node is None or (doing == "share" and node.phase is NodePhase.UP):
             return False
         was_lost = node.phase is NodePhase.LOST
         was_waiting = node.phase is NodePhase.OCCUPIED

@@ -1,5 +1,9 @@
 """Carries out the policy's decisions on the nodes: puts specs into inboxes, takes unclaimed ones back, and drains
-workers."""
+workers.
+
+The loop calls it after a turn is committed. The files go through the node's driver (node.py), whose thread writes them
+soon; if the node is not up, nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from orchestrator.controller.context import RunContext
 from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import BlockedCandidate
+from orchestrator.ledger.blocked import BlockedCandidate
 from orchestrator.results.recheck import kernels_to_check
-from worker.protocol import BlocklistVerdict, InboxName, Spec, SpecShape
+from worker.protocol import BlockedVerdict, InboxName, Spec, SpecShape
 
 
 class Outbox:
@@ -23,8 +27,9 @@ class Outbox:
         self._registry = registry
         self._key_names = get_family(context.config.family).key_names
         self._kernels = kernels_to_check(context.paths.recheck)
-        """Shape -> the only kernels to measure for it."""
+        """Shape -> the only kernels to measure for it (`recheck`)."""
         self._names: dict[str, InboxName] = {}
+        """Attempt -> the name of its file in the inbox."""
 
     def carry_out(self, decision: Decision) -> None:
         """Carry out a decision. Decisions that only change the state need no action."""
@@ -43,7 +48,8 @@ class Outbox:
                 self._put(node, InboxName(0, slot, attempt), self._make_spec(attempt, "canary", "", ()))
 
     def drain(self) -> None:
-        """Make every worker finish its attempt and claim no more. Send blocklist verdicts that no spec has carried."""
+        """Make every worker finish its attempt and claim no more. Send verdicts on blocked candidates that no spec has
+        carried."""
         for driver in self._registry.reached_drivers():
             session = self._registry.session_of(driver.node)
             files = {}
@@ -60,12 +66,13 @@ class Outbox:
             self._registry.drivers[node].put(session, {f"inbox/{name}": spec.dumps()})
 
     def _with_verdicts(self, spec: Spec, node: str) -> Spec:
-        """The spec, with verdicts on candidates in the node's blocklist added."""
-        ran, faulted = self._context.ledger.blocklist_verdicts(node)
+        """The spec, with verdicts on the node's blocked candidates added."""
+        ran, faulted = self._context.ledger.blocked_verdicts(node)
         family = spec.family
         return replace(spec, refuted=_verdicts(ran, family), confirmed=_verdicts(faulted, family))
 
     def _make_spec(self, attempt: str, kind: str, group: str, ids: tuple[int, ...]) -> Spec:
+        """The spec of an attempt. `kind`: group or canary (worker/protocol/spec.py); `group`: its name for people."""
         config = self._context.config
         return Spec(
             attempt=attempt,
@@ -86,7 +93,8 @@ class Outbox:
         return dict(zip(self._key_names, self._context.ledger.keys[shape], strict=True))
 
 
-def _verdicts(candidates: list[BlockedCandidate], family: str) -> list[BlocklistVerdict]:
+def _verdicts(candidates: list[BlockedCandidate], family: str) -> list[BlockedVerdict]:
+    """The candidates in the form in which a worker finds them among its blocked candidates."""
     return [
-        BlocklistVerdict(family=family, key=[*c.key], candidate=[*c.candidate], slot=c.gpu, t=c.t) for c in candidates
+        BlockedVerdict(family=family, key=[*c.key], candidate=[*c.candidate], slot=c.gpu, t=c.t) for c in candidates
     ]

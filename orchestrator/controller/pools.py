@@ -1,4 +1,9 @@
-"""Pools of a run: makes sources of leases from the inventory, and nodes from leases."""
+"""Pools of a run: makes sources of leases (leases/lease.py) from the inventory, and nodes from granted leases.
+
+`pools_of` and `node_maker` are for a run (drive.py gives them to LeasedNodes). `check_pools` and `probe_pools` are for
+reports before it: the first only asks the schedulers, the second requests one lease of each pool and checks its
+machine.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +112,8 @@ def _wait_until_ready(source: LeaseSource, progress: Callable[[str], None]) -> L
 
 
 def _check_lease(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple[NodeReport, Transport]:
-    """The report on a lease's machine, and a connected transport to it. Raises NodeError."""
+    """Run the check script in a lease. Return the report on its machine, and a connected transport. Raises
+    NodeError."""
     transport = source.transport(lease, node.name)
     try:
         transport.connect()

@@ -36,7 +36,7 @@ from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, est
 from orchestrator.results.recheck import chip_of_rows
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, numbers
 from orchestrator.shapes.reader import family_of_list, read_shapes, union
-from orchestrator.tables.run_target import check_db, not_for_aiter
+from orchestrator.tables.mixing import check_db, not_for_aiter
 from orchestrator.templating import data_folder
 from worker.aiter_tree.locate import PLACES
 from worker.families import FAMILIES, Family
@@ -104,27 +104,26 @@ def prepare(request: RunRequest) -> PreparedRun:
     if request.by_value:
         tuned = tuned_times(request.db, family, gfx, cu_num)
         worth = _worths(inputs.listed, dropped.skipped, tuned, family, (gfx, cu_num or None))
-    samples = gather_cost_samples(request.runs, family, inputs.tuner, gfx)
-    cost = CostModel.default(inputs.tuner, family, gfx).fit(*samples)
-    cost = cost.scaled(request.share * recorded_tuner(inputs.tuner).cost_factor(request.options))
     memory = None if machines.pools else device_memory(machines.usable, machines.facts)
-    cost = replace(cost, memory=memory or 0)
+    cost = replace(_fitted_cost(request, inputs, gfx), memory=memory or 0)
     plan = make_plan(
         dropped.todo,
         family,
         cost,
         machines.slots(),
         tuner=inputs.tuner,
-        gfx=gfx,
-        cu_num=cu_num,
+        chip=(gfx, cu_num),
         skipped=dropped.skipped,
-        notes=_notes(inputs, machines, dropped, memory),
         values={shape: value.value for shape, value in worth.items()},
-        leases={pool.name: pool.count[1] for pool in machines.pools},
     )
     occupied = _nodes_to_wait_for(machines.reports, machines_of(inputs.inventory), request.busy)
     queues = [queue_of(pool.name) for pool in machines.pools]
-    plan = replace(plan, waits_for=(*occupied, *queues))
+    plan = replace(
+        plan,
+        notes=tuple(_notes(inputs, machines, dropped, memory)),
+        leases={pool.name: pool.count[1] for pool in machines.pools},
+        waits_for=(*occupied, *queues),
+    )
     return PreparedRun(
         request,
         _run_config(request, inputs, run),
@@ -138,6 +137,13 @@ def prepare(request: RunRequest) -> PreparedRun:
         machines.reports,
         worth,
     )
+
+
+def _fitted_cost(request: RunRequest, inputs: RunInputs, gfx: str) -> CostModel:
+    """The cost model for the request, fitted to earlier runs."""
+    samples = gather_cost_samples(request.runs, inputs.family, inputs.tuner, gfx)
+    cost = CostModel.default(inputs.tuner, inputs.family, gfx).fit(*samples)
+    return cost.scaled(request.share * recorded_tuner(inputs.tuner).cost_factor(request.options))
 
 
 def _read_inputs(request: RunRequest) -> RunInputs:

@@ -1,4 +1,7 @@
-"""A run that is checked and planned, and how its folder is made."""
+"""A run that is checked and planned, and how its folder is made.
+
+prepare.py makes a `PreparedRun`; the command shows its plan, and `create` writes the folder that drive.py drives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Prepares a run that measures the rows of a table again (`recheck`)."""
+"""Prepares a run that measures the rows of a table again (`recheck`).
+
+It is an ordinary run (prepare.py) whose shapes are those of the table, and whose tuner measures only the kernels of the
+rows and their runners-up. results/recheck.py judges what it measured.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,9 @@ from orchestrator.tables.merge_input import open_sources
 def prepare_recheck(
     request: RunRequest, profiles: Sequence[Path], runners: int
 ) -> tuple[PreparedRun, dict[int, RowToCheck]]:
-    """Return the run that measures a table's rows, and the kernels to measure for each shape. Raises InputError."""
+    """Return the run that measures a table's rows, and the kernels to measure by shape. `request.shapes`: the table, or
+    a run's folder. `profiles`: profiles with all candidates of the rows. `runners`: how many runners-up to measure
+    beside each row's kernel. Raises InputError."""
     table = request.shapes
     if (table / "run.yaml").is_file():
         request = _as_in_run(request, RunConfig.read(table / "run.yaml"))
@@ -49,7 +55,7 @@ def prepare_recheck(
 
 
 def _as_in_run(request: RunRequest, run: RunConfig) -> RunRequest:
-    """The request with what it leaves open as in the run that made the table."""
+    """The request, completed by the options of the run that made the table."""
     return replace(
         request,
         family=request.family or run.family,

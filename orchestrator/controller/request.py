@@ -13,17 +13,22 @@ from orchestrator.tables.keys import Key as TableKey
 
 @dataclass(frozen=True, slots=True)
 class RunRequest(RunSettings):
-    """The user's request: the options of `tune`. Those that run.yaml keeps as they are given are in `RunSettings`."""
+    """The user's request: the options of `tune`. Those that run.yaml keeps as they are given are in `RunSettings`
+    (paths.py). An option that is None takes its value from the inventory or the tuner."""
 
     shapes: Path
+    """The list of shapes."""
     runs: Path
+    """The folder of runs."""
     inventory: Path | None = None
     family: str | None = None
     tuner: str | None = None
     db: Path | None = None
+    """The tuned table: shapes that it has are skipped, and the winners are merged into it."""
     options: dict[str, Any] = field(default_factory=dict)
     err_ratio: float | None = None
     argv: list[str] = field(default_factory=list)
+    """The command line, for run.yaml."""
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by hash."""
     ask: bool = True

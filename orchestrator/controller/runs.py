@@ -1,11 +1,13 @@
-"""Works on runs without driving them: lists them, polls their nodes for the status, and removes them."""
+"""Works on runs that nobody drives: lists them, removes them, and stops workers that a finished run left.
+
+The status of a run is in run_snapshot.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,17 +21,13 @@ from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.model import Inventory
-from orchestrator.ledger.reader import Counts, LedgerReader, Replay
-from orchestrator.machines.facts import Gpu, NodeFacts
+from orchestrator.ledger.reader import Counts, LedgerReader
 from orchestrator.machines.node_link import engine_of, transport_of
 from orchestrator.machines.node_plan import NodePlan, plan_nodes
-from orchestrator.machines.node_poll import LIMIT_S, NodeAnswer, ask_all, poll
+from orchestrator.machines.node_poll import ask_all
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport.base import Transport, connected
-from orchestrator.view.header import RunHeader
-from orchestrator.view.status import NodeStatus, RunStatus, run_status, state_now
-from worker.protocol import HOT_C
-from worker.text import uncoloured
+from orchestrator.view.status import state_now
 
 REMOVED = ".removed"
 """End of the name of a run's folder while its files are removed."""
@@ -179,124 +177,3 @@ def _workers(engine: Engine) -> list[WorkerState]:
         return engine.list()
     except OrchestratorError:
         return []  # never deployed, or its scripts are gone, so no worker can run there
-
-
-LOG_LINES = 3
-
-
-def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
-    """The status of a run, with the answer of each node within `limit_s`. Raise LedgerError or InputError."""
-    snapshot = RunSnapshot(paths)
-    status = snapshot.status()
-    for answer in poll(snapshot.plans, limit_s):
-        snapshot.add(status, answer)
-    return status
-
-
-class RunSnapshot:
-    """Takes snapshots of a run. Raises LedgerError or InputError if the run folder cannot be read."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-        self._config = RunConfig.read(paths.config)
-        inventory = limit(load_inventory(paths.inventory), self._config.limit)
-        self._replay = Replay()
-        self.plans = plan_nodes(inventory, self._config.run, paths.root)
-
-    def status(self) -> RunStatus:
-        """The status from the ledger and the run's folder."""
-        who = holder(self._paths.lock)
-        with LedgerReader.open_readonly(self._paths.ledger, replay=self._replay) as ledger, ledger.snapshot():
-            about = RunHeader.of(ledger, self._config, {p.node: p.slots for p in self.plans})
-            word = state_now(ledger.state, driven=bool(who))
-            status = run_status(ledger.replayed, about, word, time.time(), end=None if who else ledger.meta("ended"))
-            devices = {(x.node, x.slot): str(x.device.get("device", "")) for x in ledger.slots()}
-        status.controller = f"process {who['pid']} on {who.get('host', '?')}" if who else ""
-        for node in status.nodes:
-            node.log = _tail(self._paths, node.name)
-            for slot in node.slots:
-                slot.device = devices.get((node.name, slot.slot), "")
-        for path in self._paths.results():
-            with contextlib.suppress(OSError):
-                stat = path.stat()
-                status.files.append({"path": str(path), "bytes": stat.st_size, "written": stat.st_mtime})
-        return status
-
-    def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
-        """Add a node's answer to the status, and return the node's part of it."""
-        plan = next(plan for plan in self.plans if plan.node == answer.node)
-        node = next(node for node in status.nodes if node.name == plan.node)
-        node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
-        if answer.error:
-            if status.state not in ("finished", "cancelled", "planned"):
-                node.state = "slow" if answer.slow else "unreachable"
-                node.detail = answer.error
-            return node
-        if answer.facts is not None:
-            node.live |= _facts_now(answer.facts, status.run)
-        workers = {worker.slot: worker for worker in answer.workers}
-        for slot in node.slots:
-            has_gpu = bool(plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"))
-            if answer.facts is not None and has_gpu:
-                gpus = dict(enumerate(answer.facts.gpus))
-                number = int(slot.slot)
-                slot.gpu = gpu_now(number, gpus[number]) if number in gpus else None
-            worker = workers.get(slot.slot)
-            if worker is None or (worker.state != "running" and worker.code in (None, 0)):
-                slot.state = "no worker"
-            elif worker.state != "running":
-                slot.state = f"worker {worker.why}"
-        return node
-
-
-def _facts_now(facts: NodeFacts, run: str) -> dict[str, Any]:
-    """Load, containers and GPUs of a node. `run`: ours."""
-    containers = []
-    for container in facts.containers:
-        containers.append(
-            {
-                "name": container.name,
-                "image": container.image,
-                "status": container.status,
-                "slot": container.slot or None,
-                "ours": container.run == run,
-            }
-        )
-    return {
-        "load": facts.values.get("load", "").split(" ")[:3],
-        "containers": containers,
-        "gpus": [gpu_now(number, gpu) for number, gpu in enumerate(facts.gpus)],
-    }
-
-
-def _tail(paths: RunPaths, node: str) -> list[str]:
-    try:
-        with paths.log(node).open("rb") as f:
-            f.seek(max(0, f.seek(0, 2) - 8192))
-            return uncoloured(f.read().decode("utf-8", "replace")).splitlines()[-LOG_LINES:]
-    except OSError:
-        return []
-
-
-def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
-    """The reading of a GPU for `status`, without unknown values. `health`: ok, or the problems."""
-    problems = []
-    if gpu.uncorrectable:
-        errors = ", ".join(f"{block} {count}" for block, count in gpu.uncorrectable.items())
-        problems.append(f"uncorrectable errors: {errors}")
-    hottest = max(gpu.temperature_c.values(), default=0.0)
-    if hottest >= HOT_C:
-        problems.append(f"{hottest:.0f} C")
-    reading = {
-        "number": number,
-        "gfx": gpu.gfx,
-        "use_pct": gpu.use_pct,
-        "memory_used": gpu.memory_used,
-        "memory_total": gpu.memory_total,
-        "temperature_c": gpu.temperature_c or None,
-        "power_w": gpu.power_w,
-        "partition": gpu.partition or None,
-        "uncorrectable": gpu.uncorrectable or None,
-        "health": "; ".join(problems) or "ok",
-    }
-    return {name: value for name, value in reading.items() if value is not None}

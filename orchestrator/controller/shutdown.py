@@ -1,4 +1,8 @@
-"""Ends the workers of nodes, and reads what they left. It also reaches nodes that were given up or never came up."""
+"""Ends the workers of nodes, and fetches what they left. It also reaches nodes that were given up or never came up.
+
+Call `begin` with drivers, once or several times, then `is_done` until it is true or the time is up, and `close` for the
+results. Each node is ended in a thread of its own (`_end`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orchestrator.controller.messages import StopLimits
+from orchestrator.controller.context import StopLimits
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.errors import NodeError
@@ -21,11 +25,12 @@ MAX_PARALLEL = 32
 
 @dataclass(frozen=True, slots=True)
 class StoppedNode:
-    """The result for one node. `ran`: how many running workers were stopped; None: none was ever started there. `left`:
-    why some may still run, "" if none does."""
+    """The result for one node."""
 
     ran: int | None
+    """Running workers that were stopped; None if none was ever started there."""
     left: str = ""
+    """The reason why some may still run; "" if none does."""
 
 
 class Shutdown:
@@ -66,6 +71,7 @@ class Shutdown:
         return {**self._never_started, **ended}
 
     def _end(self, driver: NodeDriver, is_up: bool) -> StoppedNode:
+        """Stop the workers of a node, kill those that do not stop, and fetch what they left. In a thread."""
         ran = 0
         try:
             if not is_up:

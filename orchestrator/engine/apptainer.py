@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.engine import process
 from orchestrator.engine.pyxis import conflicts
-from orchestrator.transport.base import quote
+from orchestrator.transport.commands import quote
 
 
 def _enter(node: Any) -> str:

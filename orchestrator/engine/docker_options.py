@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE, DockerSection, Node
-from orchestrator.inventory.values import has_reference
+from orchestrator.inventory.references import has_reference
 
 INSIDE = "/gemmfleet"
 """Path of the node folder within a container."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.engine import process
-from orchestrator.transport.base import quote
+from orchestrator.transport.commands import quote
 
 
 def _enter(node: Any) -> str:

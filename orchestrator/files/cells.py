@@ -1,4 +1,8 @@
-"""Values as cells of a CSV: numbers as AITER writes them, and no text that a spreadsheet would run."""
+"""Values as cells of a CSV: numbers as AITER writes them, and no text that a spreadsheet would run.
+
+`cell` writes a value. Text that did not come from us is refused by `cell_fault` in tables that programs read, and made
+harmless by `no_formula` in tables for people.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import time
 from typing import Any
 
 FORMULA_MARKS = ("=", "+", "-", "@")
+"""A spreadsheet takes a text that begins with one of these for a formula."""
 
 
 def utc(t: float) -> str:

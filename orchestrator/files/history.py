@@ -1,6 +1,6 @@
 """The history of files of a user that belong together: every old state is kept beside them, and the last one restored.
 
-A tuned table and its records are such files (`orchestrator/tables/kept_states.py`). Each old state is kept under one
+A tuned table and its records are such files (`orchestrator/tables/merge.py`). Each old state is kept under one
 number, as `<name>.<number>.<UTC>.bak` for each file; the number alone says which state is the later one, because a
 clock may be wrong. An empty kept file says that there was none. A merge of config files keeps the old texts in its own
 journal (`orchestrator/configs/journal.py`) and puts them back with `put_text`.
@@ -40,19 +40,23 @@ def put_text(path: Path, text: str | None) -> None:
 
 @dataclass(frozen=True)
 class Undone:
-    """The outcome of an undo. `restored`: the kept file that is the main file again; `aside`: what was the main file
-    until now; `companion`: what became of the file beside it; `left`: the number of states that can be undone still."""
+    """The outcome of an undo."""
 
     restored: Path
+    """The kept file that is the main file again."""
     aside: Path
+    """The path of what was the main file until now."""
     companion: Literal["restored", "removed", "left"]
-    left: int
+    """The fate of the companion; `left`: none was kept with that state, so today's stays."""
+    states_left: int
+    """The number of states that can be undone still."""
 
 
 @dataclass(frozen=True)
 class FileHistory:
-    """The history of a file and of the companion that changes with it.
+    """The history of a file and of the companion that changes with it: `table.csv` and `table.csv.provenance.jsonl`.
 
+    A kept state is `table.csv.0003.20260401T120000Z.bak`, with the companion's under the same end.
     The companion changes first, then the main file. So a change that was killed between the two can be told: its kept
     state is the main file itself, and `clean_up` takes it back.
     """

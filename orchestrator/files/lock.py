@@ -1,4 +1,8 @@
-"""Locks a file of a user for one writer: an flock on a file beside it, which stays."""
+"""Locks a file of a user for one writer: an flock on `.<name>.lock` beside it, which stays there.
+
+Merges into tuned tables (`orchestrator/tables/merge.py`) and into config files (`orchestrator/configs/journal.py`)
+write within `locked`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ LOCK_WAIT_S = 30.0
 """A merge of the largest tables takes a few seconds."""
 RETRY_S = 0.02
 FOR_EVERYBODY = 0o666
+"""The mode of a lock file: whoever may write in its folder may lock."""
 
 
 @contextmanager

@@ -96,25 +96,27 @@ def read_head(path: str | Path, size: int, error: type[InputError]) -> str:
         return f.read(size).decode("utf-8", "replace").removeprefix("\ufeff")
 
 
-def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] = TunedDBError) -> Iterator[str]:
-    """The lines of a file with their ends, one at a time. Raises `error`, which names the line if there is one.
+def text_lines(path: Path, cap: int | None = MAX_BYTES) -> Iterator[str]:
+    """The lines of a tuned table with their ends, one at a time. Raises TunedDBError, which names the line if there is
+    one.
 
-    `cap`: the most bytes that such a file may have; None for files that are never held in memory.
+    `cap`: the most bytes that the file may have; None for files that are never held in memory.
     """
+    where = escaped(str(path))
     try:
-        with open_file(path, error) as f:
+        with open_file(path, TunedDBError) as f:
             if cap is not None and os.fstat(f.fileno()).st_size > cap:
-                raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, too large for a tuned table")
-            for n, raw in enumerate(iter(partial(f.readline, MAX_LINE + 1), b""), 1):
+                raise TunedDBError(f"{where}: is larger than {cap // 2**20} MB, too large for a tuned table")
+            for number, raw in enumerate(iter(partial(f.readline, MAX_LINE + 1), b""), 1):
                 try:
                     text = raw.decode()
                 except UnicodeDecodeError:
                     text = "\0"
                 if "\0" in text or len(raw) > MAX_LINE:
-                    raise error(f"{escaped(str(path))}:{n}: {_fault(raw)}; is it a CSV?")
+                    raise TunedDBError(f"{where}:{number}: {_fault(raw)}; is it a CSV?")
                 yield text
     except OSError as e:
-        raise error(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
+        raise TunedDBError(f"{where}: cannot be read: {e.strerror or e}") from e
 
 
 def _fault(raw: bytes) -> str:
@@ -141,28 +143,31 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
     """
     lines, texts = tee(text_lines(path, cap))
     reader = csv.reader(lines, strict=True)
-    begin = 0
+    begin = 0  # lines before the record
     try:
         for record in reader:
-            at, end = begin + 1, reader.line_num
+            end = reader.line_num
             if record and is_conflict_marker(record[0]):
                 raise TunedDBError(f"{path}: {describe_conflict(text_lines(path, cap))}")
-            text = next(texts) if end == at else "".join(islice(texts, end - begin))
+            text = next(texts) if end == begin + 1 else "".join(islice(texts, end - begin))
+            # most records of a table have nothing to strip, and this is read for millions
+            is_plain = text.isascii() and not (" " in text or "\t" in text or '"' in text)
+            yield begin + 1, text, record if is_plain else list(map(str.strip, record))
             begin = end
-            plain = text.isascii() and not (" " in text or "\t" in text or '"' in text)
-            yield at, text, record if plain else list(map(str.strip, record))
     except csv.Error as e:
         raise TunedDBError(f"{path}:{reader.line_num}: is not a CSV line: {e}") from e
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A decoded file. `lines`: physical lines without their ends (`ends`: LF, CRLF or CR); at least one has content.
-    Bytes that are not UTF-8 stay in them as surrogates."""
+    """A decoded file."""
 
     lines: list[str]
+    """Physical lines without their ends; at least one has content. Bytes that are not UTF-8 are surrogates in them."""
     bom: bool
+    """It begins with a byte order mark."""
     ends: str
+    """The ends of its lines: LF, CRLF or CR."""
 
 
 def decode(data: bytes, faults: Faults) -> Text | None:

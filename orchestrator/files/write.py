@@ -1,6 +1,7 @@
-"""Writes files whole or not at all: aside, made durable, and renamed over what was there.
+"""Writes files whole or not at all: aside, made durable, and renamed over the old file.
 
-`history.py` keeps old states of a user's files and restores them.
+`write_atomic` writes any text, `write_csv` a table, `write_output` a file that a user named. `history.py` keeps old
+states of a user's files and restores them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ Write = Callable[[TextIO], None]
 
 
 def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | None = None) -> None:
-    """Write text, or let a function write, into a file beside `path`, make it durable and rename it over `path`; a
-    link's target is replaced.
+    """Write text, or let a function write, into `.<name>.<pid>.tmp` beside `path`, make it durable and rename it over
+    `path`; a link's target is replaced.
 
-    `like`: take over mode and, where allowed, owner of what was there. Newlines are written as given.
+    `like`: the old file, whose mode and, if that is allowed, owner the new one gets. Newlines are written as they are.
+    Raises OSError; the old file is then as it was.
     """
     target = Path(os.path.realpath(path))
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from orchestrator.engine.docker_containers import Docker
+from orchestrator.engine.docker_client import Docker
 from orchestrator.engine.docker_options import container_options
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, OrchestratorError
-from orchestrator.image.build import SILENCE_S, copy_out, unpack
+from orchestrator.image.image_files import SILENCE_S, copy_out, unpack
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Node
 from orchestrator.machines.facts import NodeFacts

@@ -1,4 +1,8 @@
-"""Rules that cover several options of a node."""
+"""Rules that cover several options of a node: values that are legal alone and do not fit together.
+
+`load.py` calls `conflicts` for each node after the defaults are merged into it. A rule yields the path of the option
+below the node, such as ("docker",), and a sentence with the way out; () stands for the node itself.
+"""
 
 from __future__ import annotations
 

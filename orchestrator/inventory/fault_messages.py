@@ -44,11 +44,14 @@ _NO_SECRETS = (
 
 
 def dotted(loc: Loc) -> str:
+    """The place of a value for a message: `nodes.gpu01.docker.env`."""
     return ".".join(escaped(str(p)[:MAX_TEXT]) for p in loc if p != "[key]")
 
 
 def describe_fault(detail: ErrorDetails) -> str:
-    kind, value = detail["type"], detail["input"]
+    """The fault of a value, and what to write instead. `detail`: one of the errors of a pydantic ValidationError."""
+    kind = detail["type"]
+    value = detail["input"]
     if kind == "extra_forbidden":
         return _unknown_key(detail["loc"])
     if kind == "literal_error":
@@ -67,9 +70,13 @@ def _named(value: Any) -> str:
 
 
 _MODELS: dict[str, type[Strict]] = {
-    "hosts": LoginHost, "defaults": Defaults, "nodes": NodeOptions, "docker": DockerSection, "aiter": AiterSection,
+    "hosts": LoginHost,
+    "defaults": Defaults,
+    "nodes": NodeOptions,
+    "docker": DockerSection,
+    "aiter": AiterSection,
     "vllm": VllmSection,
-}  # fmt: skip
+}
 
 
 def _unknown_key(loc: Loc) -> str:

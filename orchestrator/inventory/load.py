@@ -24,16 +24,8 @@ from orchestrator.inventory.conflicts import conflicts
 from orchestrator.inventory.document import Document
 from orchestrator.inventory.fault_messages import describe_fault, dotted
 from orchestrator.inventory.model import Inventory, InventoryFile, Node, NodeOptions
-from orchestrator.inventory.values import (
-    FROM_FILE,
-    NAME_RE,
-    NAME_RULE,
-    has_reference,
-    missing,
-    resolve,
-    texts,
-    unset_words,
-)
+from orchestrator.inventory.option_types import FROM_FILE, NAME_RE, NAME_RULE
+from orchestrator.inventory.references import describe_unset, has_reference, resolve, texts, unset_references
 from worker.text import did_you_mean
 
 MAX_BYTES = 2**20
@@ -62,7 +54,7 @@ def unset_variables(path: str | Path) -> dict[str, str]:
         for token in yaml.scan(read_bytes(path, MAX_BYTES, InventoryError)):
             if isinstance(token, yaml.ScalarToken):
                 place = f"{escaped(str(path))}:{token.start_mark.line + 1}: a text refers to"
-                faults |= {name: f"{place} {unset_words(name)}" for _, name in missing(token.value)}
+                faults |= {name: f"{place} {describe_unset(name)}" for _, name in unset_references(token.value)}
     return faults
 
 
@@ -186,8 +178,8 @@ def with_image(data: bytes, image: str, source: str) -> bytes:
         )
     # from the end, so that the places of the others stay
     for value in sorted(named, key=lambda value: value.start_mark.index, reverse=True):
-        begin, end = value.start_mark.index, value.end_mark.index
-        written = text[begin:end].rstrip()  # a block ends with its line
+        begin = value.start_mark.index
+        written = text[begin : value.end_mark.index].rstrip()  # a block ends with its line
         text = text[:begin] + json.dumps(image) + text[begin + len(written) :]
     return text.encode()
 

@@ -2,7 +2,8 @@
 
 Each field is one option. The reader's checks, the legal keys in its messages, the JSON schema
 (inventories/inventory.schema.json), the tables of docs/reference/inventory.md (tests/support/inventory_page.py) and,
-for an option with a `Variable`, the worker's setting are all made from it. `load` reads files; `values` has the rules.
+for an option with a `Variable`, the worker's setting are all made from it. So a new option is a field here, and the
+code that uses it. `load` reads files; `option_types` has the rules of the values.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from orchestrator import engines
-from orchestrator.inventory.values import (
+from orchestrator.inventory.option_types import (
     NAME_RE,
     Absolute,
     Capabilities,
@@ -86,13 +87,19 @@ class Strict(BaseModel):
 
     def variables(self) -> dict[str, str]:
         """The workers' variables that options of this section set themselves, references as they are written."""
-        given = ((m.name, getattr(self, name)) for name, field in type(self).model_fields.items()
-                 for m in field.metadata if isinstance(m, Variable))  # fmt: skip
-        return {name: str(value) for name, value in given if value is not None}
+        variables = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            for annotation in field.metadata:
+                if isinstance(annotation, Variable) and value is not None:
+                    variables[annotation.name] = str(value)
+        return variables
 
 
-_SSH, _POOL = For("transport", ("ssh",)), For("lease", ("slurm", "kubernetes"))
-_SLURM, _KUBERNETES = For("lease", ("slurm",)), For("lease", ("kubernetes",))
+_SSH = For("transport", ("ssh",))
+_POOL = For("lease", ("slurm", "kubernetes"))
+_SLURM = For("lease", ("slurm",))
+_KUBERNETES = For("lease", ("kubernetes",))
 
 
 class LoginHost(Strict):
@@ -108,9 +115,10 @@ class LoginHost(Strict):
         None, "path here* (SSH configuration and agent)", "private key file"
     )
     proxy_jump: Annotated[Jump | None, _SSH] = option(
-        None, "text* (SSH configuration)",
+        None,
+        "text* (SSH configuration)",
         "jump hosts: `[USER@]HOST[:PORT]`, separated by `,`; `none`: connect directly",
-    )  # fmt: skip
+    )
     ssh_config: Annotated[ReferenceText | None, _SSH] = option(
         None, "text* (yours and the system's)", "SSH configuration file, as with `ssh -F`"
     )
@@ -121,9 +129,10 @@ class DockerSection(Strict):
     that the slot's GPU is passed in."""
 
     devices: Devices | None = option(
-        None, "list (the GPU of the slot)",
+        None,
+        "list (the GPU of the slot)",
         "devices; `/dev/dri` becomes the render node of the slot's GPU, `/dev/dri:/dev/dri` passes all",
-    )  # fmt: skip
+    )
     group_add: Groups = option(
         (), "list (none)", "further groups: `auto` (owners of the devices), numbers, or names in the image"
     )
@@ -137,9 +146,10 @@ class DockerSection(Strict):
     volumes: Mounts = option((), "list of `SOURCE:TARGET[:ro]`* (none)", "further mounts")
     env: Env = option({}, "mapping* (empty)", "environment, on top of `env`")
     pull: Literal["missing", "always", "never"] = option(
-        "missing", "`missing`, `always`, `never` (`missing`)",
+        "missing",
+        "`missing`, `always`, `never` (`missing`)",
         "when the image is pulled; `always`: once at the start of a run, with the controller's Docker credentials",
-    )  # fmt: skip
+    )
     docker_command: Annotated[Words, Field(min_length=1)] = option(
         ("docker",), "list (`[docker]`)", "how to call Docker: `[sudo, -n, docker]`"
     )
@@ -181,36 +191,41 @@ class NodeOptions(LoginHost):
     engine: Annotated[
         str, one_of(engines.built_in, engines.names), AfterValidator(lambda name: engines.find_engine(name).name)
     ] = option(
-        "process", "`process`, `docker`, `pyxis`, `apptainer` or an installed one (`process`)",
+        "process",
+        "`process`, `docker`, `pyxis`, `apptainer` or an installed one (`process`)",
         "workers are processes, or in containers, one for each slot",
-    )  # fmt: skip
+    )
     engine_options: dict[str, Any] = option({}, "mapping (empty)", "options of an installed engine")
     image: Image | None = option(None, "text* (required with a container engine)", "image of the workers")
     gpus: Gpus = option(
-        "auto", "`auto`, number, list (`auto`)",
+        "auto",
+        "`auto`, number, list (`auto`)",
         "`auto`: one slot for each GPU found, else one slot with all cores; a number N: the first N GPUs, `0` for one"
         " slot without a GPU; `[0, 2]`: these",
-    )  # fmt: skip
+    )
     workdir: ReferenceText | None = option(
         None, "path on the node* (`~/.gemmfleet`; local: in the run's folder)", "folder for the files of runs"
     )
     results: Absolute | None = option(
-        None, "absolute path on the node* (none)",
+        None,
+        "absolute path on the node* (none)",
         "folder that outlives runs: `RESULTS/<run>/<node>` (mode 0700) is mounted into containers, is"
         " `GEMMFLEET_RESULTS` for tuners, and gets copies of `events/` and `logs/` when the run ends",
-    )  # fmt: skip
+    )
     python: PlainText | None = option(
         None, "text (found on the node; local: this program's; `docker`: the image's)", "interpreter of the workers"
     )
     busy: Literal["wait", "skip", "share"] | None = option(
-        None, "`wait`, `skip`, `share` (`wait`)",
+        None,
+        "`wait`, `skip`, `share` (`wait`)",
         "policy where the node is [occupied](../explanation/scheduling.md#occupied-nodes); `--busy` wins",
-    )  # fmt: skip
+    )
     docker: DockerSection = option(DockerSection(), "mapping (below)", "how containers are started")
     aiter: AiterSection = option(
-        AiterSection(), "mapping (below)",
+        AiterSection(),
+        "mapping (below)",
         "what AITER needs that cannot be found ([precedence](../explanation/aiter.md#environment))",
-    )  # fmt: skip
+    )
     vllm: VllmSection = option(VllmSection(), "mapping (below)", "the vLLM of the tuner `vllm`")
     env: Env = option({}, "mapping of text* (empty)", "environment of the workers")
     labels: Labels = option((), "list (empty)", "names for `--limit`, which also accepts node names")
@@ -219,15 +234,17 @@ class NodeOptions(LoginHost):
     )
     cu_num: Units | None = option(None, "number (detected)", "compute units of a GPU; needs `gfx`")
     numa: Numa = option(
-        "auto", "`auto`, `none`, list (`auto`)",
+        "auto",
+        "`auto`, `none`, list (`auto`)",
         "`auto`: pin a worker to the cores of its GPU's NUMA node where known; `none`: no pinning; list: NUMA node of"
         " each slot",
-    )  # fmt: skip
+    )
     lease: Literal["slurm", "kubernetes"] | None = option(
-        None, "`slurm`, `kubernetes` (none)",
+        None,
+        "`slurm`, `kubernetes` (none)",
         "the node is a pool of leases that a scheduler grants: [Slurm](../start/slurm.md),"
         " [Kubernetes](../how-to/kubernetes.md)",
-    )  # fmt: skip
+    )
     count: Annotated[LeaseCount, _POOL] = option(
         (1, 1), "number or range (1)", "leases to start with and at most, such as `1-8`"
     )
@@ -236,9 +253,10 @@ class NodeOptions(LoginHost):
         None, "text (none)", "folder that outlives leases, for modules that tuners build"
     )
     via: Annotated[Host | None, _SLURM] = option(
-        None, "text (here)",
+        None,
+        "text (here)",
         "Slurm: login node for its commands, by its name under `hosts:` or in your SSH configuration",
-    )  # fmt: skip
+    )
     partition: Annotated[Label | None, _SLURM] = option(None, "text (the cluster's)", "Slurm: partition")
     account: Annotated[Label | None, _SLURM] = option(None, "text (yours)", "Slurm: account")
     extra: Annotated[Words, _SLURM] = option((), "list (empty)", "Slurm: further options of sbatch")
@@ -326,12 +344,14 @@ class Inventory(Strict):
 def dumps() -> str:
     """The text of inventories/inventory.schema.json (draft 2020-12)."""
     schema = _tidy(InventoryFile.model_json_schema())
-    nodes = schema["properties"]["nodes"]
-    nodes |= {"propertyNames": {"pattern": "^" + NAME_RE.pattern.replace("\\Z", "$")}, "minProperties": 1}
     nothing = {"type": "null"}  # `name:` without a value is a node, or defaults, without options
+    nodes = schema["properties"]["nodes"]
+    nodes["propertyNames"] = {"pattern": "^" + NAME_RE.pattern.replace("\\Z", "$")}
+    nodes["minProperties"] = 1
     nodes["additionalProperties"] = {"anyOf": [nodes["additionalProperties"], nothing]}
-    about = schema["properties"]["defaults"].pop("description")
-    schema["properties"]["defaults"] = {"anyOf": [schema["properties"]["defaults"], nothing], "description": about}
+    defaults = schema["properties"]["defaults"]
+    description = defaults.pop("description")
+    schema["properties"]["defaults"] = {"anyOf": [defaults, nothing], "description": description}
     tuner = schema["$defs"]["Defaults"]["properties"]["tuner"]
     del tuner["type"]  # an installed package may have further ones
     tuner["anyOf"] = [{"enum": _own_tuners()}, {"type": "string"}]
@@ -345,7 +365,11 @@ def _tidy(value: Any) -> Any:
         return [_tidy(item) for item in value]
     if not isinstance(value, dict):
         return value
-    out = {k: v if k == "default" else _tidy(v) for k, v in value.items() if not (k == "title" and isinstance(v, str))}
-    if isinstance(text := out.get("description"), str):
-        out["description"] = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(text.split()))
-    return out
+    tidied = {}
+    for key, item in value.items():
+        if key == "title" and isinstance(item, str):
+            continue
+        if key == "description" and isinstance(item, str):
+            item = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(item.split()))
+        tidied[key] = item if key == "default" else _tidy(item)
+    return tidied

@@ -1,7 +1,9 @@
-"""Leases that are pods: the request, the meaning of a pod's state, and the calls. Pods are listed every few seconds.
-Each pod runs the holder (leases/holder.py).
+"""Leases of Kubernetes: one pod each, which runs the holder (holder.py).
 
-Rights: examples/kubernetes-role.yaml.
+Three things are here: the calls to the API server (`KubernetesSource`), the pod that we ask for (`manifest`, which
+merges the user's `pod:` section into ours), and the meaning of a pod's state (`lease_of`, `trouble`). A pod is the JSON
+object that the API server gives; names of its fields are Kubernetes'. The rights that a user needs are in
+examples/kubernetes-role.yaml.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ NOT_READY_S = 40.0
 """A node that is NotReady is given up after this long. After an outage of the API server all nodes may be NotReady:
 kubelets renew their leases every 10 s, the control plane looks every 5 s, and pods are Ready up to 10 s later."""
 LOG_S = 120.0
+"""Seconds to fetch a pod's log."""
 LOG_BYTES = 7_000_000
 """Archive that fits, in base64, into the 10 MiB of a log that a kubelet keeps (its containerLogMaxSize)."""
 RIGHTS = (
@@ -45,7 +48,7 @@ RIGHTS = (
     ("pods", "exec", "create"),
     ("pods", "log", "get"),
 )
-"""(resource, subresource, verb) of examples/kubernetes-role.yaml."""
+"""(resource, subresource, verb): what the user must be allowed to do."""
 WAYS = {
     "quota": "give fewer `gpus:`, or wait until the namespace has some again (kubectl describe quota)",
     "namespace": "correct `namespace:`, or make it (kubectl create namespace)",
@@ -53,6 +56,7 @@ WAYS = {
 }
 """The way out if a pod cannot be made, by the reason."""
 Json = Mapping[str, Any]
+"""An object of the API server."""
 
 
 class KubernetesSource:
@@ -72,7 +76,7 @@ class KubernetesSource:
         self._namespace = pool.namespace or ours
         self._core = client.CoreV1Api(self._api)
         self._troubled: dict[str, float] = {}
-        """Name -> time since which it has been in trouble."""
+        """Pod -> when it was first seen in trouble (time.monotonic())."""
 
     def ask(self, count: int, avoid: Collection[str] = ()) -> None:
         """Make `count` pods, none of them on a host of `avoid` (in quarantine lately)."""
@@ -80,7 +84,7 @@ class KubernetesSource:
             self._call(self._core.create_namespaced_pod, body=self._pod(avoid))
 
     def list(self) -> Sequence[Lease]:
-        """The pods that are there. One in trouble for too long has ended."""
+        """The pods as leases, oldest first. A pod that has been in trouble for too long counts as ended."""
         ours = f"{RUN_LABEL}={self._run},{POOL_LABEL}={self._pool}"
         answer = self._call(self._core.list_namespaced_pod, label_selector=ours)
         pods = [self._api.sanitize_for_serialization(pod) for pod in answer.items]
@@ -90,19 +94,19 @@ class KubernetesSource:
         leases = []
         for pod in pods:
             lease = lease_of(pod)
-            what, limit_s = trouble(pod)
-            if what:
+            why, limit_s = trouble(pod)
+            if why:
                 troubled[lease.id] = self._troubled.get(lease.id, now)
                 if now - troubled[lease.id] >= limit_s and lease.state is not LeaseState.ENDED:
-                    lease = replace(lease, state=LeaseState.ENDED, why=what, cause=EndCause.FAILED)
+                    lease = replace(lease, state=LeaseState.ENDED, why=why, cause=EndCause.FAILED)
             leases.append(lease)
         self._troubled = troubled
         return leases
 
     def release(self, leases: Collection[Lease]) -> None:
-        """Delete pods, those that have ended, too."""
+        """Delete pods, also those that have ended."""
         for lease in leases:
-            self._of_pod(self._core.delete_namespaced_pod, lease)
+            self._call_on_pod(self._core.delete_namespaced_pod, lease)
 
     def transport(self, lease: Lease, node: str) -> Transport:
         """Files and commands in a pod that runs. `node`: its name in messages."""
@@ -111,7 +115,7 @@ class KubernetesSource:
 
     def leftovers(self, lease: Lease) -> bytes | None:
         """The archive of workers' files that the holder wrote into the pod's log at its end, or None."""
-        log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=CONTAINER, seconds=LOG_S)
+        log = self._call_on_pod(self._core.read_namespaced_pod_log, lease, container=CONTAINER, seconds=LOG_S)
         return leftovers_in(log.encode()) if log else None
 
     def forget(self) -> None:
@@ -124,8 +128,8 @@ class KubernetesSource:
     def _call(self, method: Any, *args: Any, seconds: float = CALL_S, **options: Any) -> Any:
         return call(self._pool, method, *args, seconds=seconds, namespace=self._namespace, **options)
 
-    def _of_pod(self, method: Any, lease: Lease, **options: Any) -> Any:
-        """The answer of a method of one pod's; None where the pod is gone."""
+    def _call_on_pod(self, method: Any, lease: Lease, **options: Any) -> Any:
+        """The answer to a call about one pod; None if the pod is gone."""
         try:
             return self._call(method, name=lease.id, **options)
         except TransportError as e:
@@ -164,16 +168,21 @@ class KubernetesSource:
             except TransportError as e:
                 if not status_of(e):
                     raise
-                about = "quota" if "exceeded quota" in e.reason else "namespace" if status_of(e) == 404 else "pod"
+                about = "pod"
+                if "exceeded quota" in e.reason:
+                    about = "quota"
+                elif status_of(e) == 404:
+                    about = "namespace"
                 yield Finding(UNUSABLE, about, e.reason, WAYS[about])
 
     def _may(self, resource: str, subresource: str, verb: str) -> bool:
+        """Return whether the user may do this in the namespace, according to the API server."""
+        attributes = {"namespace": self._namespace, "resource": resource, "subresource": subresource, "verb": verb}
         from kubernetes import client
 
-        of = {"namespace": self._namespace, "resource": resource, "subresource": subresource, "verb": verb}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         method = client.AuthorizationV1Api(self._api).create_self_subject_access_review
-        return bool(call(self._pool, method, {**review, "spec": {"resourceAttributes": of}}).status.allowed)
+        return bool(call(self._pool, method, {**review, "spec": {"resourceAttributes": attributes}}).status.allowed)
 
 
 TAKEN = {
@@ -187,31 +196,35 @@ TAKEN = {
     "command": "gemmfleet sets it to keep the pod running",
     "args": "gemmfleet sets `command` to keep the pod running",
 }
-"""Fields of a pod, and of our container, that a template must not set -> way out."""
+"""Fields of a pod, and of our container, that the user's `pod:` must not set -> the reason, or what to set instead."""
 LIST_KEYS = ("name", "mountPath", "containerPort", "devicePath")
-"""Entries of two lists that have the same value in one of these fields are merged."""
+"""Entries of two lists that have the same value in one of these fields are merged into one."""
 
 
 def template_faults(template: Json, resource: str = "amd.com/gpu") -> list[str]:
-    """Faults of a `pod:` section, each with its path and the way out."""
+    """Faults of a `pod:` section, each with its path and the way out. `resource`: Kubernetes' name for our GPUs."""
     legal = ("apiVersion", "kind", "metadata", "spec")
-    found = [f"{k} is not a part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
-    metadata, spec = template.get("metadata", {}), template.get("spec", {})
-    if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
-        return [*found, f"{'spec' if isinstance(metadata, Mapping) else 'metadata'} must be a mapping"]
+    faults = [f"{k} is not a part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
+    metadata = template.get("metadata", {})
+    spec = template.get("spec", {})
+    if not isinstance(metadata, Mapping):
+        return [*faults, "metadata must be a mapping"]
+    if not isinstance(spec, Mapping):
+        return [*faults, "spec must be a mapping"]
     containers = spec.get("containers", ())
     if not isinstance(containers, Sequence) or not all(isinstance(c, Mapping) for c in containers):
-        return [*found, "spec.containers must be a list of mappings"]
-    given = {f"metadata.{k}": TAKEN.get(f"metadata.{k}") for k in metadata}
-    given |= {f"spec.{k}": TAKEN.get(f"spec.{k}") for k in spec}
+        return [*faults, "spec.containers must be a list of mappings"]
+    ways = {f"metadata.{k}": TAKEN.get(f"metadata.{k}") for k in metadata}
+    ways |= {f"spec.{k}": TAKEN.get(f"spec.{k}") for k in spec}
     labels = [str(k) for k in metadata.get("labels") or {}]
-    given |= {f"metadata.labels.{k}": "it is how pods are found again" for k in labels if k.startswith("gemmfleet/")}
-    for i, c in enumerate(containers):
-        if c.get("name", CONTAINER) == CONTAINER:
-            given |= {f"spec.containers.{i}.{k}": TAKEN.get(k) for k in c}
-            if resource in ((c.get("resources") or {}).get("limits") or {}):
-                given[f"spec.containers.{i}.resources.limits.{resource}"] = "give `gpus:` of the node"
-    return found + [f"{path} cannot be set here: {way}" for path, way in given.items() if way]
+    ways |= {f"metadata.labels.{k}": "it is how pods are found again" for k in labels if k.startswith("gemmfleet/")}
+    for i, container in enumerate(containers):
+        if container.get("name", CONTAINER) != CONTAINER:
+            continue
+        ways |= {f"spec.containers.{i}.{k}": TAKEN.get(k) for k in container}
+        if resource in ((container.get("resources") or {}).get("limits") or {}):
+            ways[f"spec.containers.{i}.resources.limits.{resource}"] = "give `gpus:` of the node"
+    return faults + [f"{path} cannot be set here: {way}" for path, way in ways.items() if way]
 
 
 def new_name(run: str, pool: str) -> str:
@@ -222,10 +235,8 @@ def new_name(run: str, pool: str) -> str:
 
 
 def manifest(pool: Node, run: str, name: str, script: str, avoid: Collection[str] = ()) -> dict[str, Any]:
-    """The pod to ask for: ours, with the user's template merged in; never on a node of `avoid`.
-
-    `script`: the holder, for the container's `sh -c`.
-    """
+    """The pod to ask for: ours, with the user's `pod:` section merged in. `script`: the holder, for the container's
+    `sh -c`. `avoid`: nodes on which it must not be."""
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": pool.image,
@@ -253,23 +264,25 @@ def manifest(pool: Node, run: str, name: str, script: str, avoid: Collection[str
 
 
 def _merged(ours: Any, theirs: Any) -> Any:
-    """Both; mappings key by key, lists entry by entry where entries have names; else theirs wins."""
+    """Merge two parts of a pod: mappings key by key, lists by their entries' names (`_is_same`). Of anything else
+    theirs wins."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         both = {k: _merged(ours[k], theirs[k]) for k in ours.keys() & theirs.keys()}
         return {**ours, **theirs, **both}
     if not isinstance(ours, list) or not isinstance(theirs, list):
         return theirs
-    out = list(ours)
+    merged = list(ours)
     for entry in theirs:
-        same = next((i for i, o in enumerate(out) if _is_same(o, entry)), None)
-        if same is None:
-            out.append(entry)
+        index = next((i for i, known in enumerate(merged) if _is_same(known, entry)), None)
+        if index is None:
+            merged.append(entry)
         else:
-            out[same] = _merged(out[same], entry)
-    return out
+            merged[index] = _merged(merged[index], entry)
+    return merged
 
 
 def _is_same(ours: Any, theirs: Any) -> bool:
+    """Return whether two entries of a list mean the same container, volume, port or variable."""
     if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
         return bool(ours == theirs)
     if ours.get("name") == CONTAINER and "name" not in theirs and "mountPath" not in theirs:
@@ -278,31 +291,31 @@ def _is_same(ours: Any, theirs: Any) -> bool:
 
 
 def _away_from(spec: Json, hosts: Collection[str]) -> dict[str, Any]:
-    """The pod's spec, with these hosts ruled out. Its node affinity may have alternatives: they are in each."""
+    """The pod's spec, with these hosts ruled out in each alternative of its node affinity."""
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [h]} for h in sorted(hosts)]
     affinity = spec.get("affinity") or {}
-    of_node = affinity.get("nodeAffinity") or {}
-    required = of_node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = required.get("nodeSelectorTerms") or [{}]
     terms = [{**t, "matchFields": [*(t.get("matchFields") or ()), *fields]} for t in terms]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {**spec, "affinity": {**affinity, "nodeAffinity": {**of_node, **required}}}
+    return {**spec, "affinity": {**affinity, "nodeAffinity": {**node_affinity, **required}}}
 
 
 CAUSES = {
     **dict.fromkeys(("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"), EndCause.PREEMPTED),
     "DeadlineExceeded": EndCause.TIME_LIMIT,
 }
-"""Cause of an end by the reason of a pod's status."""
+"""Cause of a lease's end by the reason in its pod's status."""
 DOUBTFUL = (
     "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunContainerError", "CrashLoopBackOff",
     "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
 )  # fmt: skip
-"""Reasons for which a container waits. They may pass, but seldom do."""
+"""Reasons why a container waits that may pass, but seldom do."""
 
 
 def lease_of(pod: Json) -> Lease:
-    """The lease that a pod is."""
+    """The lease of a pod: ended if the pod or our container has ended, ready if our container runs, else queued."""
     status, spec, metadata = pod.get("status") or {}, pod["spec"], pod["metadata"]
     name = str(metadata["name"])
     host = str(spec.get("nodeName") or "")
@@ -318,7 +331,7 @@ def lease_of(pod: Json) -> Lease:
 
 
 def _closing(status: Json, metadata: Json) -> str:
-    """The reason for which the pod is about to end, in words; "" if it is not."""
+    """The reason why the pod is about to end, in words; "" if it is not."""
     target = _condition(status, "DisruptionTarget")  # Kubernetes 1.26 and later
     if target.get("status") == "True":
         return _joined(target.get("reason"), target.get("message"))
@@ -326,10 +339,8 @@ def _closing(status: Json, metadata: Json) -> str:
 
 
 def _end(status: Json, terminated: Json, closing: str) -> tuple[str, EndCause]:
-    """The reason for which a pod ended, in words, and the cause.
-
-    The status of the pod comes first, then what was about to end it, then the exit code.
-    """
+    """The reason why a pod ended, in words, and the cause. The first of these that is known counts: the reason in the
+    pod's status, what was about to end it, the exit code of our container."""
     reason = str(status.get("reason") or "")
     code = terminated.get("exitCode")
     words = _joined(reason or terminated.get("reason"), status.get("message") or terminated.get("message"))
@@ -355,20 +366,21 @@ def _wait(status: Json, container: Json, host: str) -> str:
 
 
 def trouble(pod: Json) -> tuple[str, float]:
-    """Trouble of a pod that may pass, "" for none, and the seconds after which it is given up."""
+    """(trouble of a pod that may pass, seconds after which the pod is given up for it); ("", 0.0) for none."""
     status = pod.get("status") or {}
-    waits = _container(status).get("waiting") or {}
-    if waits.get("reason") in DOUBTFUL:
-        return _joined(waits["reason"], waits.get("message")), PULL_S
-    # the control plane takes back `Ready`, and nothing else, of a pod whose node no longer reports
-    ready, of_containers = _condition(status, "Ready"), _condition(status, "ContainersReady")
-    lost = ready.get("status") == "False" and of_containers.get("status") == "True"
-    if lost and not pod["spec"].get("readinessGates"):
+    waiting = _container(status).get("waiting") or {}
+    if waiting.get("reason") in DOUBTFUL:
+        return _joined(waiting["reason"], waiting.get("message")), PULL_S
+    # if a node no longer reports, the control plane takes back the condition `Ready` of its pods, and nothing else
+    is_ready = _condition(status, "Ready").get("status") != "False"
+    are_containers_ready = _condition(status, "ContainersReady").get("status") == "True"
+    if not is_ready and are_containers_ready and not pod["spec"].get("readinessGates"):
         return f"node {pod['spec'].get('nodeName')} is NotReady", NOT_READY_S
     return "", 0.0
 
 
 def _ends_at(pod: Json) -> float | None:
+    """The time at which the pod must end (epoch seconds), by its limit or its deletion; None if it has none."""
     times = []
     started = (pod.get("status") or {}).get("startTime")
     limit = pod["spec"].get("activeDeadlineSeconds")
@@ -385,7 +397,7 @@ def _epoch(text: str) -> float:
 
 
 def _container(status: Json) -> Json:
-    """State of our container."""
+    """The state of our container: {} or one of `waiting`, `running`, `terminated`."""
     for container in status.get("containerStatuses") or ():
         if container.get("name") == CONTAINER:
             return dict(container.get("state") or {})
@@ -393,6 +405,7 @@ def _container(status: Json) -> Json:
 
 
 def _condition(status: Json, kind: str) -> Json:
+    """The condition of that type in a pod's status, {} if it has none."""
     return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
 
 

@@ -1,4 +1,9 @@
-"""The thread that talks to the scheduler of a pool: it carries orders out, lists the leases, and reports them."""
+"""The thread that talks to the scheduler of a pool, so that the controller's loop never waits for one.
+
+controller/leased_nodes.py gives it a `PoolOrder` (request so many leases, give these back). The thread carries it out,
+lists the leases, and reports a `PoolSnapshot`. Orders are numbered, and a snapshot names the last one that it shows the
+effect of: only then is the next order given, or leases would be requested twice.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +27,10 @@ USUAL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """All leases that the scheduler knows, after the orders up to `number` were carried out."""
+    """All leases that the scheduler knows."""
 
     number: int
+    """The last order that was carried out before."""
     leases: tuple[Lease, ...]
     refused: str = ""
     """The scheduler's message if it refused to grant more."""
@@ -32,19 +38,22 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PoolOrder:
-    """The number of leases to request, none of them on a host in `avoid`, and leases to give back."""
+    """An order to the scheduler."""
 
     number: int
     request: int
+    """Leases to ask for."""
     avoid: Collection[str]
+    """Hosts on which none of them should be."""
     release: tuple[Lease, ...]
+    """Leases to give back."""
 
 
 class PoolPoller:
     """Lists the leases of one pool every few seconds, and at once after an order, until `close`."""
 
     def __init__(self, pool: str, source: LeaseSource, report: Callable[[PoolSnapshot], None]) -> None:
-        """`report` is called in its thread."""
+        """`report` is called in the poller's thread."""
         self.source = source
         self._report = report
         self._closing = False
@@ -59,25 +68,27 @@ class PoolPoller:
         self.start = self._thread.start
 
     def order(self, order: PoolOrder) -> None:
-        """Have an order carried out. Give no other before a snapshot showed this one's number."""
+        """Have an order carried out soon. Give no other before a snapshot has shown this one's number."""
         self._orders.put(order)
 
     def poll_now(self) -> None:
+        """List the leases at once."""
         self._orders.put(None)
 
     @property
     def silent_s(self) -> float:
-        """For how many seconds the scheduler has not answered."""
+        """Seconds since the scheduler stopped answering, 0 if it answers; `silent_why` has its last error."""
         return time.monotonic() - self._silent_since if self._silent_since else 0.0
 
     def close(self, *, release: bool, timeout: float) -> str:
-        """End the thread; give all leases back, or leave them. Return why some may be left, "" if none is."""
+        """End the thread within `timeout` seconds. With `release` give all leases back, for as long again; return why
+        some may be left, "" if none is."""
         self._closing = True
         self.poll_now()
         self._thread.join(timeout)
-        left = self._release_all(time.monotonic() + timeout) if release else ""
+        why_left = self._release_all(time.monotonic() + timeout) if release else ""
         self.source.close()
-        return left
+        return why_left
 
     def _loop(self) -> None:
         number = 0
@@ -99,6 +110,7 @@ class PoolPoller:
                 order = None
 
     def _pause(self, order: PoolOrder | None, now: float) -> float:
+        """Seconds until the next listing, unless an order comes first."""
         if order is not None and order.request:
             return FIRST_S
         return SOON_S if now < self._soon_until else USUAL_S
@@ -122,6 +134,7 @@ class PoolPoller:
         return PoolSnapshot(number, tuple(self.source.list()), refused)
 
     def _release_all(self, until: float) -> str:
+        """Give leases back until none lives, or it is `until` (time.monotonic()). Return why some may be left."""
         while True:
             try:
                 leases = self.source.list()

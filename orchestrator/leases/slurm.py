@@ -1,7 +1,10 @@
 """Leases of Slurm: one job or array task each, requested with sbatch, seen by squeue and reached by steps of srun.
 
-Commands run here or on a login node (`via`). `squeue -O` is the format that all versions have; `--json` prints every
-job of the cluster in 22.05, whatever was to be selected.
+Three things are here: the commands (`SlurmSource`), what sinfo tells of a partition's nodes (`kinds_of`), and the
+leases in the output of squeue (`leases_of`). Commands run here or on a login node (`via`). A job that Slurm queues
+again counts as a new lease: job 17 is followed by `17r1`.
+
+We read `squeue -O`, which all versions have. Its `--json` prints in 22.05 every job of the cluster, whatever we select.
 """
 
 from __future__ import annotations
@@ -20,16 +23,18 @@ from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.inventory.model import Node
 from orchestrator.leases.holder import folder_word, holder_script, leftovers_in, prelude
 from orchestrator.leases.lease import EndCause, Lease, LeaseState
-from orchestrator.transport.base import Completed, quote
+from orchestrator.transport.base import Completed
+from orchestrator.transport.commands import quote
 from orchestrator.transport.exec import ExecTransport, SrunOpener
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
+"""Seconds for a command of Slurm."""
 TERM_S = 60
 """Seconds before its time limit at which a lease gets a SIGTERM."""
 ENDED_BY_TERM = str(143 << 8)
-"""The status of a holder that this signal, which is for it alone, has ended."""
+"""The exit status, as squeue prints it, of a holder that this signal ended. No other process of a job gets it."""
 CLOCK_S = 10.0
 """A job that is COMPLETING, with an end more than this in the future, is being queued again."""
 LAST_ROWS_S = 5.0
@@ -37,8 +42,10 @@ LAST_ROWS_S = 5.0
 LEAST_MEMORY_MB = 1024
 """A node with less has no memory configured."""
 EXCLUDE = "--exclude="
+"""The option of sbatch that names hosts to avoid. It may be given once."""
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_JWT")
-"""Variables kept of our environment, which Slurm writes to files and gives to jobs; also those of LC_* and SBATCH_*."""
+"""Variables that Slurm's commands get from our environment, with LC_* and SBATCH_*. They get no others, because Slurm
+writes the environment to files and gives it to jobs."""
 NO_ANSWER = (
     "Unable to contact slurm controller",
     "Unable to establish",
@@ -48,7 +55,7 @@ NO_ANSWER = (
     "Transport endpoint is not connected",
     "Connection timed out",
 )
-"""Words of Slurm's commands where slurmctld does not answer."""
+"""Words of Slurm's commands if slurmctld does not answer."""
 SINFO = "%P|%c|%m|%G|%l"
 FIELDS = (
     "ArrayJobID",
@@ -80,14 +87,17 @@ COMPLETING_CAUSES = {"TimeLimit": EndCause.TIME_LIMIT, "NodeDown": EndCause.FAIL
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Nodes of a partition that are alike, with the CPUs, memory and GPUs of each. `max_s`: the longest time limit."""
+    """Nodes of a partition that are alike."""
 
     partition: str
     is_default: bool
+    """It is the cluster's default partition."""
     cpus: int
+    """Of each node, like `memory_mb` and `gpus`."""
     memory_mb: int
     gpus: int
     max_s: float
+    """The longest time limit of a job there."""
 
 
 class SlurmSource:
@@ -105,7 +115,7 @@ class SlurmSource:
         self._gpus = pool.gpus if isinstance(pool.gpus, int) else None
         self._workdir = pool.workdir or ""
         self._partition_wanted = pool.partition or ""
-        # of this run alone: the numbers of jobs come again, and other clusters have them, too
+        # each run has a folder of its own, because numbers of jobs come again, and other clusters have them too
         self._out = f"{folder_word(out)}/{quote(run)}" if out else ""
         self._via = via
         self._name = f"Slurm for {pool.name}"
@@ -115,7 +125,7 @@ class SlurmSource:
         self._kinds: list[NodeKind] = []
 
     def ask(self, count: int, avoid: Collection[str] = ()) -> None:
-        """Ask for `count` more, as one array of jobs; none of them on a host of `avoid`."""
+        """Ask for `count` more leases, as one array of jobs, none of them on a host of `avoid`."""
         options = []
         if count > 1:
             options.append(f"--array=0-{count - 1}")
@@ -126,14 +136,14 @@ class SlurmSource:
         self._submit(*options)
 
     def release(self, leases: Collection[Lease]) -> None:
-        """Cancel jobs. Those that ended are left alone: such a job may be queued again, as another lease."""
-        numbers = sorted({x.id.partition("r")[0] for x in leases if x.state is not LeaseState.ENDED})
+        """Cancel jobs. A lease that ended is left alone, because its job may be queued again, as another lease."""
+        numbers = sorted({lease.id.partition("r")[0] for lease in leases if lease.state is not LeaseState.ENDED})
         if numbers:
             self._scheduler("scancel", "--quiet", *numbers, passes="Invalid job id")
 
     def _submit(self, *more: str) -> str:
-        """Run sbatch; its answer."""
-        # the file shows a holder that this folder is the one which we read
+        """Submit the holder with sbatch, and return the answer."""
+        # the file `here` shows a holder that we read this folder (holder.py)
         text = f'mkdir -p -m 700 -- {self._out} && : >{self._out}/here && exec "$@"'
         script = holder_script(self._run, self._pool.name, self._workdir, out=self._out)
         before = ("sh", "-c", text, "sh") if self._out else ()
@@ -163,13 +173,13 @@ class SlurmSource:
         return ExecTransport(node, opener, prelude(self._workdir, lease.id))
 
     def leftovers(self, lease: Lease) -> bytes | None:
-        """The rows that a job's holder wrote into its output, or None. One that is about to is waited for."""
+        """The archive that a job's holder wrote into its output, or None. If the job is COMPLETING, wait for it."""
         until = time.monotonic() + (LAST_ROWS_S if lease.why.startswith("COMPLETING") else 0.0)
         while True:
             done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease.id)}.out"])
-            rows = leftovers_in(done.out) if done.code == 0 else None
-            if rows is not None or time.monotonic() > until:
-                return rows
+            archive = leftovers_in(done.out) if done.code == 0 else None
+            if archive is not None or time.monotonic() > until:
+                return archive
             time.sleep(0.1)
 
     def forget(self) -> None:
@@ -228,18 +238,18 @@ class SlurmSource:
     def _scheduler(
         self, name: str, *words: str, before: Sequence[str] = (), stdin: bytes = b"", passes: str | None = None
     ) -> Completed:
-        """Run a command of Slurm's. Raises UnreachableError where slurmctld does not answer, TransportError where it
-        refuses, except with the words `passes`."""
+        """Run a command of Slurm after the words `before`. Raises UnreachableError if slurmctld does not answer, and
+        TransportError if the command fails, unless it prints `passes`."""
         done = self._command([*before, name, *words], stdin)
         if done.code == 0 or (passes is not None and passes in done.text):
             return done
-        said = done.text.replace(f"{name}: error: ", "") or f"code {done.code}"
-        if any(silent in said for silent in NO_ANSWER):
-            raise UnreachableError(self._name, f"the scheduler does not answer: {said}")
-        raise TransportError(self._name, f"{name}: {said}")
+        message = done.text.replace(f"{name}: error: ", "") or f"code {done.code}"
+        if any(words in message for words in NO_ANSWER):
+            raise UnreachableError(self._name, f"the scheduler does not answer: {message}")
+        raise TransportError(self._name, f"{name}: {message}")
 
     def _command(self, argv: Sequence[str], stdin: bytes = b"") -> Completed:
-        """Run a command where Slurm's commands are. Raises UnreachableError where there is no way there."""
+        """Run a command where Slurm's commands are. Raises UnreachableError if we cannot get there."""
         with self._connecting:
             if not self._is_connected:
                 self._login.connect()
@@ -253,6 +263,7 @@ class SlurmSource:
             raise
 
     def _reach(self, name: str) -> LocalTransport | SshTransport:
+        """A transport to where Slurm's commands are. `name`: its name in messages."""
         if self._via:
             return self._via(name)
         kept = {k: v for k, v in os.environ.items() if k in KEPT_ENV or k.startswith(("LC_", "SBATCH_"))}
@@ -265,7 +276,8 @@ class SlurmSource:
 
 
 def _share(gpus: int | None, kinds: Sequence[NodeKind]) -> Iterator[str]:
-    """Options for a whole node, or for some of its GPUs with their share of its CPUs and memory."""
+    """Options of sbatch for a whole node, or for some of its GPUs with their share of its CPUs and memory. `gpus`: None
+    for a whole node."""
     fitting = [kind for kind in kinds if kind.gpus >= (gpus or 1)]
     if gpus is None or not fitting or gpus == max(kind.gpus for kind in fitting):
         yield from ("--exclusive", "--mem=0")
@@ -335,7 +347,7 @@ class JobRow(NamedTuple):
 
 
 def _leases(job: JobRow) -> Iterator[Lease]:
-    """Leases of a row of squeue: the job's, and those before it was queued again."""
+    """The leases of a row of squeue: those that ended when the job was queued again, and the present one."""
     base = f"{job.array}_{job.task}" if job.task.isdigit() else job.number
     times_queued_again = _number(job.restarts)
     ids = [base, *(f"{base}r{n + 1}" for n in range(times_queued_again))]
@@ -382,7 +394,7 @@ def starts_late(words: str, now: float) -> bool:
 
 
 def _expected(start: str) -> str:
-    """Words on the start that the scheduler expects, in epoch seconds where it does."""
+    """`, expected start 14:20` from the epoch seconds that squeue prints, "" if it expects no start."""
     if not start.isdigit():
         return ""
     local = time.localtime(int(start))

@@ -1,7 +1,10 @@
 """Finds the damaged value of a ledger whose file SQLite can read: edited by hand, or written by a failing disk.
 
-It is asked only after a command broke on what it had read. So a good ledger costs nothing, a damaged one ends in a
-sentence, and an error of our own, for which no value is to blame, keeps its traceback.
+LedgerReader calls `find_damage` only after a command broke on what it had read. So a good ledger costs nothing, a
+damaged one ends in a sentence, and an error of our own, for which no value is to blame, keeps its traceback.
+
+The search holds every value to the form that its writer gives it. A new value of the run goes into _META, and a new
+JSON column into the table in `_damage`.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ def find_damage(ledger: OpenLedger) -> str:
 
 
 def _damage(ledger: OpenLedger) -> Iterator[str]:
+    """A sentence on each damaged value, in the order of the tables."""
     for key, text in ledger.query("SELECT key, value FROM meta"):
         yield from _fault(f"value `{key}`", text, partial(is_value, key))
     for (table,) in ledger.query(
@@ -111,11 +115,12 @@ def _has_type(value: Any, annotation: str) -> bool:
 
 
 def _fault(what: str, text: str, is_right: Callable[[Any], bool]) -> Iterator[str]:
+    """A sentence if the text is not JSON, or its value is not right. `what`: its name in the sentence."""
     try:
-        right = is_right(json.loads(text))
+        is_sound = is_right(json.loads(text))
     except BROKEN_BY_VALUES:
-        right = False
-    if not right:
+        is_sound = False
+    if not is_sound:
         yield f"{what} is {str(text)[:60]!r}"
 
 
@@ -147,6 +152,7 @@ def is_key(family: Family, value: Any) -> bool:
 
 
 def _is_a(kind: Any, value: Any) -> bool:
+    """Return whether the value is of a type, or one of several types, and no infinite number."""
     return isinstance(value, kind) and (not isinstance(value, float) or isfinite(value))
 
 

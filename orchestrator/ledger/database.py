@@ -98,6 +98,7 @@ TABLES = (
 )
 
 BUSY_S = 10.0
+"""A write waits this long for another process that writes."""
 AUTOCHECKPOINT_PAGES = 8000
 """A commit copies the write-ahead log back by itself once the log is this long (32 MB)."""
 
@@ -245,6 +246,7 @@ def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
 
 
 EVERY_S = 0.25
+"""Seconds between two checkpoints."""
 
 
 @contextlib.contextmanager

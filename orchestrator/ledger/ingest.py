@@ -1,5 +1,8 @@
 """Turns a worker's records into ledger writes and policy events. A node's data is checked and cleaned, never trusted.
 
+controller/node_reports.py calls `Ingest.feed` with the bytes of a slot's records, inside a transaction, and gives the
+events to the policy. worker/protocol/records.py lists the records and their fields; `_take` is where each is handled.
+
 An impossible record (unknown attempt, an attempt of another node, a shape that the group does not have) is dropped and
 counted in `offsets.bad`. An invalid winner is kept as a row with a note, and settles nothing.
 """
@@ -21,8 +24,8 @@ from worker.protocol import (
     OUTCOMES,
     SHAPE_VERDICTS,
     ProtocolError,
+    blocked_records,
     parse_record,
-    withheld_list,
 )
 
 EVENTS = "E"
@@ -87,12 +90,12 @@ def _shown(value: Any) -> str:
 
 
 class _Odd(Exception):
-    """A record is impossible; the text says why."""
+    """A record is impossible; the text says why. It is dropped and counted."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """The attempt that a slot reports on, looked up once for its many rows."""
+    """The attempt that a slot reports on, and the device there. It is looked up once, because it has many rows."""
 
     attempt: Attempt
     shapes: frozenset[int]
@@ -162,10 +165,12 @@ class Ingest:
         self._rows.clear()
 
     def _take(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
+        """Store a record, and return its events. Raise _Odd."""
         match raw["type"]:
             case "row":  # by far the most
-                if (source := self._source(node, slot, raw["attempt"])) is not None:
-                    self._row(source, _shape_of(source, raw), slot, raw)
+                source = self._source(node, slot, raw["attempt"])
+                if source is not None:
+                    self._add_row(source, _shape_of(source, raw), slot, raw)
             case "worker_started":
                 self._ledger.slot_info(node, slot, info=clean.document(raw["info"]))
             case "tuner_ready":
@@ -178,7 +183,7 @@ class Ingest:
             case "worker_stopped":
                 pass
             case _:
-                return self._of_attempt(node, slot, raw)
+                return self._take_of_attempt(node, slot, raw)
         return []
 
     def _canary(self, node: str, slot: str, raw: Mapping[str, Any]) -> ev.Event:
@@ -215,7 +220,7 @@ class Ingest:
         self._sources[node, slot] = source
         return source
 
-    def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
+    def _take_of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
         source = self._source(node, slot, raw["attempt"])
         if source is None:
             return []
@@ -239,7 +244,7 @@ class Ingest:
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "shape_tuned":
                 candidates = self._store_blocked(attempt, shape, slot, raw)
-                if self._row(source, shape, slot, raw, winner=True):
+                if self._add_row(source, shape, slot, raw, is_winner=True):
                     self._put_rows()
                     if self._ledger.noise(attempt.id, shape):
                         candidates["withheld"] += (ev.NOISE,)
@@ -256,10 +261,10 @@ class Ingest:
     def _store_blocked(self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Store the candidates that were left out, and return them for the event of the shape's end. Raise _Odd."""
         try:
-            entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
+            entries, more = blocked_records(raw.get("withheld", ()), raw.get("withheld_more", 0))
         except ProtocolError as e:
             raise _Odd(str(e)) from e
-        self._ledger.withheld(attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries)
+        self._ledger.keep_blocked(attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries)
         unconfirmed = [entry for entry in entries if not entry["confirmed"]]
         return {
             "withheld": tuple(tuple(entry["candidate"]) for entry in unconfirmed),
@@ -267,13 +272,15 @@ class Ingest:
             "cut": more > 0,
         }
 
-    def _row(self, source: _Source, shape: int, slot: str, raw: Mapping[str, Any], *, winner: bool = False) -> bool:
-        """Keep a row; return whether it is a valid winner."""
+    def _add_row(
+        self, source: _Source, shape: int, slot: str, raw: Mapping[str, Any], *, is_winner: bool = False
+    ) -> bool:
+        """Add a row to those that go into the ledger; return whether it is a valid winner. Raise _Odd."""
         row = raw["row"]
         attempt = source.attempt
         if not isinstance(row, dict):
             raise _Odd("its row is not a JSON object")
-        fault = winner_fault(row, source.device) if winner else None
+        fault = winner_fault(row, source.device) if is_winner else None
         t = clean.number(raw.get("t"))
         self._rows.append(
             row_values(
@@ -283,7 +290,7 @@ class Ingest:
                 slot=slot,
                 t=t if t is not None and 0 <= t < _MAX_T else 0.0,
                 row=row,
-                winner=winner and fault is None,
+                winner=is_winner and fault is None,
                 device=source.device,
                 note=f"no valid winner: {fault}" if fault else None,
             )
@@ -291,7 +298,7 @@ class Ingest:
         if fault:
             why = f"shape_tuned: {attempt.id}, shape {shape}: {fault}"
             self._ledger.note_bad(attempt.node, slot, EVENTS, why)
-        return winner and fault is None
+        return is_winner and fault is None
 
     def _overtaken(self, attempt: Attempt, slot: str) -> list[ev.Event]:
         """A slot does one attempt at a time. If the end of an earlier one was lost (a torn record), end it now."""

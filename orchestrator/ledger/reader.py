@@ -1,16 +1,18 @@
 """Reads a ledger: the run's values, its journal and the state that follows from it, its rows, and whether they add up.
 
-Safe while a controller writes.
+It is safe while a controller writes. Open it with `LedgerReader.open_readonly` as a context manager; reads that must
+fit together go inside `with ledger.snapshot():`. The tables are in database.py, the writer in writer.py. A damaged
+value is looked for only after something broke on it (damage.py).
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -20,14 +22,14 @@ from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.families import get_family
 from orchestrator.ledger import database
+from orchestrator.ledger.blocked import BLOCKED, BlockedCandidate, judge_blocked
 from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key, is_value
 from orchestrator.policy.apply import apply
-from orchestrator.policy.model import Attempt, SlotId, State
+from orchestrator.policy.model import Attempt, State
 from orchestrator.policy.settings import PolicySettings
 from orchestrator.tables.decision import Time, is_noisy, spread_of_noisy
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
-from worker.protocol.candidates import MAX_WITHHELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,42 +104,6 @@ NO_REPORT = Report({}, None, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class BlockedCandidate:
-    """A candidate that an attempt left out, because it had faulted (docs/explanation/scheduling.md).
-
-    `verdict`: what happened on another slot: `ran`, `faulted`, or None if no other slot has tried it.
-    """
-
-    attempt: str
-    shape: int
-    candidate: tuple[str, ...]
-    node: str
-    slot: str
-    name: str
-    outcome: str
-    detail: str
-    source: str
-    confirmed: bool
-    """It was in the node's blocklist already, from two slots."""
-    verdict: str | None
-    key: tuple[str, ...]
-    gpu: str
-    """The slot's name for the worker: its GPU's stable id if it has one."""
-    image: str
-    driver: str
-    t: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Entry of provenance.json."""
-        fields = ("outcome", "detail", "node", "slot", "gpu", "image", "driver", "t", "source")
-        return {
-            "name": self.name or " ".join(self.candidate),
-            **{name: getattr(self, name) for name in fields},
-            "elsewhere": self.verdict or "not tried",
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class ProfileRow:
     """A measured candidate (worker/protocol/records.py) and its shape's key. `note`: why a winner was not accepted."""
 
@@ -187,19 +153,18 @@ _JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
 
 _ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.gfx, r.cu_num, r.note, r.extra,
     {", ".join(f"r.{f.column}" for f in database.COLUMNS)} FROM rows r JOIN shapes s ON s.id=r.shape"""
-_BLOCKED = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
-    FROM withheld"""
 _FIRST_AND_LAST = """SELECT last.extra, first.us, coalesce(first.spread, 0), last.us, coalesce(last.spread, 0)
     FROM rows last JOIN rows first ON first.attempt=last.attempt AND first.shape=last.shape
     AND first.kernel_name=last.kernel_name AND first.libtype=last.libtype AND first.split_k IS last.split_k
     AND first.winner=0 AND first.status='ok' AND first.us>0
     WHERE last.winner=1 AND last.attempt=? AND last.shape=? ORDER BY last.id, first.id LIMIT 1"""
 Skipped = tuple[str, str, float | None]
+"""(reason, detail, time) of a shape that was left out; the reason is "" or NOT_WORTH_IT."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """A journal replayed up to some record. Readers of the same ledger, one after another, go on from there."""
+    """A journal that is replayed up to record `read`. The next reader of the same ledger can go on from there."""
 
     state: State = field(default_factory=lambda: State(PolicySettings()))
     read: int = 0
@@ -227,7 +192,7 @@ class LedgerReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        """Close it. Raises LedgerError where a damaged value in it made what was done with it break."""
+        """Close the ledger. If the block broke on a damaged value in it, raise LedgerError that names the value."""
         try:
             if isinstance(e, BROKEN_BY_VALUES) and (damage := find_damage(self)):
                 raise LedgerError(
@@ -303,10 +268,11 @@ class LedgerReader:
         """Key columns of each requested shape, in the order of the file."""
         if not self._replay.keys:
             rows = self._each("SELECT id, key FROM shapes ORDER BY id")
-            keys, family = {i: json.loads(k) for i, k in rows}, self.family
+            keys = {id_: json.loads(key) for id_, key in rows}
+            family = self.family
             if not all(is_key(family, key) for key in keys.values()):
                 raise ValueError("a key of another family")  # `__exit__` names it
-            self._replay.keys = {i: tuple(key) for i, key in keys.items()}
+            self._replay.keys = {id_: tuple(key) for id_, key in keys.items()}
         return self._replay.keys
 
     def skipped(self) -> dict[int, Skipped]:
@@ -371,11 +337,11 @@ class LedgerReader:
 
     def spent(self) -> dict[str, float]:
         """Seconds spent by kind, over all attempts that reported them (worker clock)."""
-        out: Counter[str] = Counter()
-        for (raw,) in self._each("SELECT spent FROM reports WHERE spent IS NOT NULL"):
-            for kind, seconds in json.loads(raw).items():
-                out[kind] += seconds
-        return dict(out)
+        total: Counter[str] = Counter()
+        for (text,) in self._each("SELECT spent FROM reports WHERE spent IS NOT NULL"):
+            for kind, seconds in json.loads(text).items():
+                total[kind] += seconds
+        return dict(total)
 
     def slots(self) -> list[SlotInfo]:
         """The latest that the workers reported, by slot."""
@@ -390,7 +356,8 @@ class LedgerReader:
 
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
         """Next byte to read of each (stream, slot) of a node; streams that are not listed begin at 0."""
-        return {(k, s): at for k, s, at in self.query("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))}
+        rows = self.query("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))
+        return {(stream, slot): offset for stream, slot, offset in rows}
 
     def winners(self) -> list[ProfileRow]:
         """One row per tuned shape: the row that settled it, in the order of the shapes."""
@@ -432,49 +399,25 @@ class LedgerReader:
     def blocked_candidates(self, shape: int | None = None) -> list[BlockedCandidate]:
         """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts."""
         with self.snapshot():
-            return self._judged(self.replayed, self.query(f"{_BLOCKED} WHERE shape=coalesce(?, shape)", (shape,)))
+            return judge_blocked(self.replayed, self.query(f"{BLOCKED} WHERE shape=coalesce(?, shape)", (shape,)))
 
-    def blocklist_verdicts(self, node: str) -> tuple[list[BlockedCandidate], list[BlockedCandidate]]:
-        """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
+    def blocked_verdicts(self, node: str) -> tuple[list[BlockedCandidate], list[BlockedCandidate]]:
+        """Verdicts for the node's blocked candidates: those that ran elsewhere, and those that faulted there too.
 
         Only for shapes that were settled after the node's latest running attempt was sent.
         """
         state = self.replayed
         slots = state.nodes[node].slots.values() if node in state.nodes else ()
         since = max((state.attempts[slot.running].sent_at for slot in slots if slot.running), default=0.0)
-        sql = f"{_BLOCKED} WHERE shape IN (SELECT shape FROM withheld WHERE node=?)"
+        sql = f"{BLOCKED} WHERE shape IN (SELECT shape FROM withheld WHERE node=?)"
         judged = []
-        for candidate in self._judged(state, self.query(sql, (node,))):
+        for candidate in judge_blocked(state, self.query(sql, (node,))):
             is_of_node = candidate.node == node and candidate.verdict is not None
             if is_of_node and state.shapes[candidate.shape].settled_at >= since:
                 judged.append(candidate)
         latest = judged[-MAX_VERDICTS:]
         ran = [candidate for candidate in latest if candidate.verdict == "ran"]
         return ran, [candidate for candidate in latest if candidate.verdict == "faulted"]
-
-    def _judged(self, state: State, rows: list[Any]) -> list[BlockedCandidate]:
-        """The candidates with their verdicts from other GPUs. If two GPUs left a candidate out, it faulted elsewhere
-        too. If the shape's result came from another GPU that did not leave it out, it ran there."""
-        blocked = sorted(map(_blocked_candidate, rows), key=lambda b: (b.shape, state.order(b.attempt), b.candidate))
-        gpus: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
-        slots: dict[tuple[int, tuple[str, ...]], set[SlotId]] = defaultdict(set)
-        for candidate in blocked:
-            gpus[candidate.shape, candidate.candidate].add(candidate.gpu)
-            slots[candidate.shape, candidate.candidate].add((candidate.node, candidate.slot))
-        # the list of such an attempt is cut off: a candidate that it lacks may have been left out, too
-        counts = Counter(candidate.attempt for candidate in blocked)
-        cut_off = {attempt for attempt, count in counts.items() if count >= MAX_WITHHELD}
-
-        def verdict(candidate: BlockedCandidate) -> str | None:
-            if len(gpus[candidate.shape, candidate.candidate]) > 1:
-                return "faulted"
-            attempt = _attempt_of_result(state, candidate.shape)
-            if attempt is None or attempt.id in cut_off:
-                return None
-            left_out_there = (attempt.node, attempt.slot) in slots[candidate.shape, candidate.candidate]
-            return None if left_out_there else "ran"
-
-        return [replace(candidate, verdict=verdict(candidate)) for candidate in blocked]
 
 
 def _shape_state(state: State, id_: int, key: tuple[int | str, ...]) -> ShapeState:
@@ -501,14 +444,6 @@ def _shape_state(state: State, id_: int, key: tuple[int | str, ...]) -> ShapeSta
     )
 
 
-def _attempt_of_result(state: State, id_: int) -> Attempt | None:
-    """The attempt that a shape's result is from."""
-    shape = state.shapes.get(id_)
-    if shape is None:
-        return None
-    return state.attempts.get(shape.attempt if shape.state == "tuned" else shape.result)
-
-
 def keeps_today(row: Row) -> bool:
     """Return whether a row of a config tuner says that today's entry stays."""
     try:
@@ -519,29 +454,6 @@ def keeps_today(row: Row) -> bool:
 
 def _report(device: str | None, exit: int | None, spent: str | None, conditions: str | None) -> Report:
     return Report(json.loads(device or "{}"), exit, json.loads(spent or "{}"), json.loads(conditions or "{}"))
-
-
-def _blocked_candidate(raw: Any) -> BlockedCandidate:
-    attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry_text = raw
-    entry = json.loads(entry_text)
-    return BlockedCandidate(
-        attempt,
-        shape,
-        tuple(json.loads(candidate)),
-        node,
-        slot,
-        name,
-        outcome,
-        detail,
-        source,
-        bool(confirmed),
-        None,
-        tuple(entry["key"]),
-        entry["slot"],
-        entry["image"],
-        entry["driver"],
-        entry["t"],
-    )
 
 
 def _row(raw: Any) -> ProfileRow:

@@ -1,4 +1,7 @@
-"""Writes to a ledger. Only one process does it, the controller, and always inside `with ledger.transaction():`."""
+"""Writes to a ledger. Only one process does it, the controller, and always inside `with ledger.transaction():`.
+
+A commit takes a wait for the disk, so the controller writes all of a turn in one transaction (controller/loop.py).
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,20 @@ if TYPE_CHECKING:
 
 
 _OWN_COLUMN = frozenset(f.name for f in database.COLUMNS)
+"""Names of the fields of a row that have a column; the others go into `extra`."""
 _CLEANED = tuple((f.name, f.kind, f.limit) for f in database.COLUMNS)
 _ENTRY = ("key", "slot", "image", "driver", "t")
+"""Fields of a blocked candidate that make up the column `entry`."""
 _ROW = f"(NULL, {', '.join('?' * (len(database.COLUMNS) + 10))})"
 _ROWS_AT_ONCE = 64
+"""Rows that one statement inserts."""
 
 
 class Ledger(LedgerReader):
     """The ledger as the controller uses it. Every commit is on disk when `transaction` ends (synchronous=FULL)."""
 
     _driven = False
+    """`drive` was called: whoever journals also applies each record to the state."""
 
     @classmethod
     def create(cls, path: Path) -> Ledger:
@@ -137,8 +144,10 @@ class Ledger(LedgerReader):
             part = rows[i : i + _ROWS_AT_ONCE]
             self._conn.execute(_put_rows(len(part)), [*itertools.chain.from_iterable(part)])
 
-    def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
+    def keep_blocked(
+        self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Store the blocked candidates of an attempt (worker.protocol.blocked_records), once each."""
         for entry in entries:
             values = (
                 attempt,

@@ -1,7 +1,9 @@
 """Lets the workers of a run start on a node when nobody else computes there (occupancy.py says who does).
 
-Only one run at a time checks a node and starts its workers. Meanwhile it holds a lock on the folder of the node's
-device locks (LOCKS); the lock ends with its connection. So the next run sees the devices that the workers have locked.
+A node's driver (controller/node.py) enters `NodeAdmission` as a context around the start of its workers. Inside it is
+our turn: only one run at a time looks at a node and starts workers. We hold a lock on the folder of the node's device
+locks (LOCKS) meanwhile, so the next run already sees the devices that our workers have locked. The lock ends with its
+connection.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from orchestrator.transport.base import Transport
 from worker.protocol import LOCKS
 
 FIRST_S = 2.0
-"""Pause before an occupied node is checked again. Each pause is 1.5 times the one before."""
+"""Seconds before an occupied node is checked again. Each pause is 1.5 times the one before, up to LONGEST_S."""
 LONGEST_S = 30.0
 TURN_S = 10
 """Seconds to wait for the lock in one call."""
@@ -34,12 +36,12 @@ hold='echo ours; command -v timeout >/dev/null 2>&1 && exec timeout "$1" cat; ex
 flock -w "$2" "$folder" sh -c "$hold" sh "$3"
 [ $? -eq 1 ] && echo theirs || echo none
 """
-"""Prints `ours` and holds the lock until its input ends. Prints `theirs` if another run holds the lock (flock exits
-with 1 after its wait), and `none` if the node has no locks."""
+"""Shell text: prints `ours` and holds the lock until its input ends. Prints `theirs` if another run holds the lock
+(flock exits with 1 after its wait), and `none` if the node has no locks. Its arguments: folder, wait, longest turn."""
 ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
 Report = Callable[[str, str], None]
-"""Called with our decision (wait, free, skip, share) and the reason."""
+"""Called with our decision (wait, free, skip, share: events.NodeBusy.doing) and the reason."""
 
 
 @contextmanager
@@ -53,12 +55,11 @@ def start_turn(transport: Transport, place: str) -> Iterator[str]:
         yield answer.decode("ascii", "replace").strip()
     finally:
         channel.close()
-        channel.error()  # a reader's last call
+        channel.error()  # whoever reads a channel calls it last
 
 
 class NodeAdmission:
-    """Decides when a run's workers may start on a node. `gpus`: gives the numbers of our GPUs from the node's facts.
-    `locks`: False if a scheduler gives each GPU to only one run."""
+    """Decides when a run's workers may start on a node."""
 
     def __init__(
         self,
@@ -73,6 +74,9 @@ class NodeAdmission:
         place: str = LOCKS,
         locks: bool = True,
     ) -> None:
+        """`mode`: wait, skip or share (occupancy.py). `script`: the brief check script of the node. `gpus`: gives the
+        numbers of our GPUs from the node's facts. `first_s`: the first pause. `place`: the folder of the device locks.
+        `locks`: False if a scheduler gives each GPU to only one run, so that no lock is needed."""
         self._transport = transport
         self._engine = engine
         self._mode = mode

@@ -1,4 +1,8 @@
-"""Facts about a node: what its check script found (check_script.py), and those that a run keeps for later plans."""
+"""Facts about a node: what its check script found (check_script.py), and those that a run keeps for later plans.
+
+A run keeps few of them in `nodes/NAME/facts.json` of its folder (`save_facts`), so that `resume` and `status` can plan
+the same slots without asking the nodes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import NamedTuple
 from worker.device import cpu_flags, cpu_name, identify
 
 FILE = "facts.json"
+"""Name of the file with the facts that a run keeps."""
 KEPT = frozenset(("end", "machine", "cores"))
 """Values that a run keeps. None of them may hold the name of a user, host or folder, because these may be values of
 references (`${env:NAME}`), which stay out of files."""
@@ -20,29 +25,34 @@ references (`${env:NAME}`), which stay out of files."""
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a node. Bytes, degrees Celsius, watts; unknown values are None or empty.
-
-    `cpus`: the cores near it, as the kernel lists them (0-63,128-191). `uncorrectable`: errors since the driver was
-    loaded, by block; blocks without errors are left out. `processes`: bytes of its memory by process id (KFD).
-    """
+    """One GPU of a node. Unknown values are None or empty; memory is in bytes."""
 
     vendor: str
+    """`amd` or `nvidia`."""
     gfx: str
     cu_num: int | None
     device: str = ""
+    """Its product name."""
     render: str = ""
+    """Its render node, such as `renderD128`."""
     pci: str = ""
     numa: int | None = None
     cpus: str = ""
+    """The cores near it, as the kernel lists them (0-63,128-191)."""
     id: str = ""
+    """Its stable id; partitions of a GPU share it."""
     partition: str = ""
+    """Modes of compute and memory, such as `SPX/NPS1`."""
     use_pct: float | None = None
     memory_used: int | None = None
     memory_total: int | None = None
     temperature_c: dict[str, float] = field(default_factory=dict)
+    """Degrees by sensor."""
     power_w: float | None = None
     uncorrectable: dict[str, int] = field(default_factory=dict)
+    """Errors since the driver was loaded, by block; blocks without errors are left out."""
     processes: dict[str, int] = field(default_factory=dict)
+    """Bytes of its memory by process id (KFD)."""
 
 
 class Container(NamedTuple):
@@ -62,20 +72,21 @@ class Container(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts about a node from its check script. `values` has the plain keys; lists have their own fields.
-
-    `devices`: path of a device -> `GID GROUP MODE open|closed`, or `missing`. `locks`: by state. held: RUN/NODE/DEVICE
-    of living workers in any workdir; closed: `DEVICE PATH of OWNER, mode MODE` (DEVICE `all`: the folder) of locks that
-    cannot be opened; stale, waiting: lock files of slots without a worker, below this workdir. `lacks`:
-    tools that the node does not have.
-    """
+    """Facts about a node from its check script."""
 
     values: dict[str, str]
+    """The keys that the script prints once, such as `{"cores": "128", "workdir_fs": "xfs"}` (check_script.FACTS)."""
     gpus: tuple[Gpu, ...] = ()
     devices: dict[str, str] = field(default_factory=dict)
+    """Path of a device -> `GID GROUP MODE open|closed`, or `missing`."""
     containers: tuple[Container, ...] = ()
     locks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Locks by state:
+    held: RUN/NODE/DEVICE of living workers in any workdir;
+    closed: `DEVICE PATH of OWNER, mode MODE` of locks that cannot be opened (DEVICE `all`: the whole folder);
+    stale, waiting: lock files of slots without a worker, below this workdir."""
     lacks: tuple[str, ...] = ()
+    """Tools that the node does not have."""
     cpu_flags: tuple[str, ...] = ()
 
     def number(self, key: str) -> int | None:

@@ -1,4 +1,9 @@
-"""Finds a GPU that has two node names. Two workers on it would spoil each other's times, so such a run is refused."""
+"""Finds a GPU that two nodes of an inventory have. Two workers on it would spoil each other's times, so such a run is
+refused.
+
+Two nodes of the same host are compared by the inventory (`_shared_by_inventory`). Two names for one host show only in
+the nodes' facts: their GPUs have the same ids.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.model import Node
-from orchestrator.inventory.values import MAX_GPU, Gpus
+from orchestrator.inventory.option_types import MAX_GPU, Gpus
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.occupancy import gpus_of, possible_gpus
 
@@ -27,8 +32,8 @@ def gpus_with_two_names(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts
     """(node, what is wrong and what to do) for each node with a GPU that an earlier node has too."""
     shared: dict[tuple[str, str], list[str]] = {}
     """(node, earlier node) -> each GPU that both have, in words."""
-    for name, other, what in _shared_by_inventory(nodes):
-        shared[name, other] = [what]
+    for name, other, sentence in _shared_by_inventory(nodes):
+        shared[name, other] = [sentence]
     named_in_inventory = set(shared)
     first_owner: dict[GpuIdentity, tuple[str, int]] = {}
     for name, node in nodes.items():
@@ -37,23 +42,25 @@ def gpus_with_two_names(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts
         for number, identity in _gpu_identities(node, facts[name]):
             other, other_number = first_owner.setdefault(identity, (name, number))
             if other != name and (name, other) not in named_in_inventory:
-                what = f"its GPU {number} is GPU {other_number} of {other} (id {identity[0]})"
-                shared.setdefault((name, other), []).append(what)
-    for (name, other), whats in shared.items():
-        yield name, _describe_shared_gpus(nodes[name], nodes[other], whats)
+                sentence = f"its GPU {number} is GPU {other_number} of {other} (id {identity[0]})"
+                shared.setdefault((name, other), []).append(sentence)
+    for (name, other), sentences in shared.items():
+        yield name, _describe_shared_gpus(nodes[name], nodes[other], sentences)
 
 
-def _describe_shared_gpus(node: Node, other: Node, whats: Sequence[str]) -> str:
-    more = f", and {len(whats) - 1} more" if len(whats) > 1 else ""
+def _describe_shared_gpus(node: Node, other: Node, sentences: Sequence[str]) -> str:
+    """Sentence on what is wrong with the node, and what to do. `sentences`: each GPU that both nodes have."""
+    more = f", and {len(sentences) - 1} more" if len(sentences) > 1 else ""
     other_place = f" ({other.origin('name')})" if "name" in other.origins else ""
     return (
-        f"{node.origin('name')}: node {node.name}: {whats[0]}{more}: two workers there spoil each other's times; drop"
-        f" {node.name} or {other.name}{other_place}, or give each node its own list in gpus:"
+        f"{node.origin('name')}: node {node.name}: {sentences[0]}{more}: two workers there spoil each other's times;"
+        f" drop {node.name} or {other.name}{other_place}, or give each node its own list in gpus:"
     )
 
 
 def _shared_by_inventory(nodes: Mapping[str, Node]) -> Iterator[tuple[str, str, str]]:
-    """(node, an earlier node, what both use) if the inventory itself gives two nodes the same device of a host."""
+    """(node, an earlier node, the devices of both in a sentence) for two nodes to which the inventory gives the same
+    device of a host."""
     hosts: dict[Hashable, list[Node]] = {}
     for node in nodes.values():
         if node.lease is not None:
@@ -83,7 +90,7 @@ def _describe_common_devices(a: Gpus, b: Gpus) -> str:
 
 
 def _gpu_identities(node: Node, facts: NodeFacts) -> Iterator[tuple[int, GpuIdentity]]:
-    """(number, identity) of the node's GPUs."""
+    """(number, identity) of the node's GPUs that have an id."""
     order: Counter[str] = Counter()
     for number, gpu in enumerate(facts.gpus):
         if number in gpus_of(node, facts) and gpu.id.strip("0x- "):

@@ -1,7 +1,7 @@
 """Checks all nodes at once before a run, and reports on each: its facts, and findings that say what to do.
 
-`check_nodes` sends the rendered check script (facts.py) to every node, reads the answers, and asks the questions of
-node_questions.py. For the polls during a run see node_poll.py.
+`check_nodes` sends the rendered check script (check_script.py) to every node, reads the answers, and asks the questions
+of node_questions.py. Last it compares the nodes (`compare`, gpu_names.py). node_poll.py polls nodes during a run.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ _TURNS = threading.Semaphore(MAX_PARALLEL)
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The report on a node. `skew_s`: the node's clock minus ours, None if unknown."""
+    """The report on a node."""
 
     node: str
     findings: tuple[Finding, ...]
     facts: NodeFacts = field(default_factory=lambda: NodeFacts({}))
     skew_s: float | None = None
+    """The node's clock minus ours, None if unknown."""
 
     @property
     def state(self) -> str:

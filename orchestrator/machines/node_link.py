@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.engines import Engine, find_engine
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import LoginHost, Node
-from orchestrator.inventory.values import REFERENCE_RE, has_reference
+from orchestrator.inventory.references import REFERENCE_RE, has_reference
 from orchestrator.machines.node_plan import RESULTS, NodePlan, all_env, node_of
 from orchestrator.transport.base import Transport
 from orchestrator.transport.local import LocalTransport

@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.inventory.values import has_reference, resolve
+from orchestrator.inventory.references import has_reference, resolve
 from orchestrator.machines.check_script import DEFAULT_WORKDIR, from_home, python_of
 from orchestrator.machines.facts import NodeFacts, facts_here, load_facts
 from orchestrator.machines.occupancy import device_lock
@@ -23,16 +23,21 @@ from worker.protocol.paths import AITER_SWITCHES
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """The plan of one node of a run, ready to deploy. `devices`: environment of each slot (which GPU it may use)."""
+    """The plan of one node of a run, ready to deploy."""
 
     node: str
     folder: str
+    """The node folder (worker/protocol/paths.py) on the node."""
     slots: tuple[str, ...]
+    """The number of each slot's GPU, or `0` for a node that computes on its cores; () if they are not known."""
     transport: str
     engine: str
     python: str | None
+    """The Python of the workers; None for the first that is found on the node."""
     env: dict[str, str]
+    """Variables of all workers, without those whose values are references."""
     devices: dict[str, dict[str, str]]
+    """Slot -> its own variables, such as `{"HIP_VISIBLE_DEVICES": "3"}`."""
     gfx: str | None = None
     cu_num: int | None = None
     source: Node | None = None

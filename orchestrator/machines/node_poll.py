@@ -2,6 +2,7 @@
 
 A poll runs only the brief part of the check script (check_script.py), and asks the engine for its workers. `poll` asks
 every node once; `Watch` asks again and again, and keeps the connections open, so that the next round needs no login.
+Both are made of `NodePoll`, which asks one node. `ask_all` calls any questions side by side; node_check.py uses it too.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ EVERY_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """A node's answer, or `error`: why it did not answer. `at`: epoch seconds. `slow`: it is reachable, but did not
-    answer in time."""
+    """A node's answer, or why there is none."""
 
     node: str
     at: float
+    """Epoch seconds."""
     workers: tuple[WorkerState, ...] = ()
     facts: NodeFacts | None = None
     error: str = ""
+    """The reason why it did not answer; "" if it did."""
     slow: bool = False
+    """It is reachable, but did not answer in time."""
 
 
 class Connection(NamedTuple):
@@ -91,27 +94,27 @@ class NodePoll:
         has_greeted = isinstance(error, SlowError) or (isinstance(error, UnreachableError) and error.greeted)
         is_silent = isinstance(error, UnreachableError) and error.silent
         if has_greeted or is_silent:
-            return no_answer(self._plan.node, self._limit_s, has_greeted)
+            return no_answer(self._plan.node, self._limit_s, has_greeted=has_greeted)
         return NodeAnswer(self._plan.node, time.time(), error=error.reason)
 
     def close(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.engine.close()
-            connection.transport.close()
+        if self.connection is not None:
+            self.connection.engine.close()
+            self.connection.transport.close()
+            self.connection = None
 
 
-def no_answer(node: str, limit_s: float, greeted: bool) -> NodeAnswer:
-    """The answer for a node that gave none in time. `greeted`: it is there, but too busy to answer in time."""
-    why = ", though it accepted the connection; --timeout gives it longer" if greeted else ""
-    return NodeAnswer(node, time.time(), error=f"no answer within {limit_s:g} s{why}", slow=greeted)
+def no_answer(node: str, limit_s: float, *, has_greeted: bool) -> NodeAnswer:
+    """The answer for a node that gave none in time. `has_greeted`: it accepted the connection, so it is only slow."""
+    why = ", though it accepted the connection; --timeout gives it longer" if has_greeted else ""
+    return NodeAnswer(node, time.time(), error=f"no answer within {limit_s:g} s{why}", slow=has_greeted)
 
 
 def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
     """Poll every node once and yield the answers as they come. Nodes without one within `limit_s` come last."""
     polls = {plan.node: NodePoll(plan, limit_s) for plan in plans}
     for name, answer in ask_all({name: node_poll.ask for name, node_poll in polls.items()}, limit_s):
-        yield answer or no_answer(name, limit_s, polls[name].connection is not None)
+        yield answer or no_answer(name, limit_s, has_greeted=polls[name].connection is not None)
 
 
 def ask_all(questions: Mapping[str, Callable[[], T]], limit_s: float) -> Iterator[tuple[str, T | None]]:
@@ -143,7 +146,7 @@ class Watch:
         self._latest: dict[str, NodeAnswer] = {}
         self._stop = threading.Event()
         for plan in plans:
-            threading.Thread(target=self._keep, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
+            threading.Thread(target=self._keep_asking, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
 
     def answers(self) -> list[NodeAnswer]:
         """The latest answer of each node; an error if its answer is too old."""
@@ -159,7 +162,8 @@ class Watch:
     def close(self) -> None:
         self._stop.set()
 
-    def _keep(self, plan: NodePlan) -> None:
+    def _keep_asking(self, plan: NodePlan) -> None:
+        """Poll one node until `close`. In a thread."""
         with contextlib.closing(NodePoll(plan, self._limit_s)) as node:
             while not self._stop.is_set():
                 self._latest[plan.node] = node.ask(keep=True)

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from orchestrator.inventory.model import Node
-from orchestrator.inventory.values import MAX_GPU, Gpus
+from orchestrator.inventory.option_types import MAX_GPU, Gpus
 from orchestrator.machines.facts import Container, Gpu, NodeFacts
 
 Mode = Literal["wait", "skip", "share"]
+"""The ways to treat a node that others occupy: wait until it is free, leave it out, or compute beside them."""
 DEFAULT: Mode = "wait"
 """A shared GPU gives wrong numbers, and a skipped node is lost for the whole run. Waiting only costs time."""
 BUSY_PCT = 20.0
@@ -26,12 +27,14 @@ _NVIDIA = re.compile(r"/dev/nvidia(\d+)\Z")
 
 
 class Occupant(NamedTuple):
-    """Someone who computes on a node. `id` stays the same all the time; `words` may change. `stays`: it is useless to
-    wait."""
+    """Someone who computes on a node, such as `("GPU 3", "GPU 3 is held by process 12 (900 MiB)")`."""
 
     id: str
+    """It stays the same from check to check, so that the same occupant is reported once."""
     words: str
+    """For people; they may change."""
     stays: bool = False
+    """It is useless to wait for its end."""
 
 
 def mode_of(node: Node, requested: str | None) -> str:
@@ -52,7 +55,7 @@ def possible_gpus(gpus: Gpus) -> Sequence[int]:
 
 
 def device_lock(gpu: int | None) -> str:
-    """The name of the lock on a GPU of a host, or on its cores."""
+    """The name of the lock on a GPU of a host; None stands for its cores."""
     return "cores" if gpu is None else f"gpu-{gpu}"
 
 

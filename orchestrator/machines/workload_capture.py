@@ -1,4 +1,9 @@
-"""Runs a user's workload, here or on a node, and reads from its output the shapes that AITER had no tuned row for."""
+"""Runs a user's workload, here or on a node, and reads from its output the shapes that AITER had no tuned row for.
+
+Called by `shapes capture`: it makes a `WorkloadLog` and gives it to `capture_here` or `capture_on`, which feed it each
+line. On a node the worker's command `capture` (worker/capture.py) runs the workload, and prints at its end a line that
+begins with MARK: a JSON object with `code`, `notes`, and `recorded`, the CSV files that AITER wrote for bf16 shapes.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +31,19 @@ BF16 = "a16w16"
 
 
 class WorkloadLog:
-    """Reader of a workload's output, and of AITER's own record at its end: `record`."""
+    """Reads a workload's output line by line, and counts the shapes without a tuned row."""
 
     def __init__(self, family: str | None, say: Callable[[str], None]) -> None:
+        """`family`: count only its shapes, None for all. `say` gets each line of the workload itself."""
         self._misses = Misses(family)
         self._say = say
         self.record: dict[str, Any] = {}
+        """The object of the last line; {} until it comes."""
 
     def line(self, text: str) -> None:
-        """One line, clean."""
+        """Take a line without its end and without control characters."""
         if not text.startswith(MARK):
-            self._misses.line(text.encode("utf-8", "replace"))
+            self._misses.read(text.encode("utf-8", "replace"))
             self._say(text)
             return
         with contextlib.suppress(ValueError, RecursionError):
@@ -44,9 +51,9 @@ class WorkloadLog:
             self.record = record if isinstance(record, dict) else {}
 
     def done(self) -> tuple[Misses, int | None]:
-        """The shapes without a tuned row, and the workload's exit code. A recorded shape counts where the log has no
-        bf16 miss (before v0.1.7)."""
-        misses = self._misses.done()
+        """The shapes without a tuned row, and the workload's exit code (None if it is unknown). AITER before v0.1.7
+        logs no bf16 shape; then those that it recorded count."""
+        misses = self._misses.close()
         notes = self.record.get("notes")
         if isinstance(notes, list):
             misses.notes += [clean.text(note, 300) for note in notes[:20]]
@@ -76,7 +83,7 @@ class WorkloadLog:
 
 def capture_here(argv: Sequence[str], log: WorkloadLog) -> tuple[Misses, int | None]:
     """Run `argv` on this machine to its end. Ctrl-C goes to the workload, which may then end in its own way; a second
-    one kills it. Raises InputError where it cannot be started."""
+    one kills it. Raises InputError if it cannot be started."""
     with Recording(os.environ) as recording:
         try:
             proc = subprocess.Popen(

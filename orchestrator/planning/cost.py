@@ -48,6 +48,7 @@ CERTAIN = 1.645
 """Standard deviations to each side within which nine of ten runs are."""
 
 FIT_ROUNDS = 10
+"""Rounds of reweighting, after which the weights hardly change."""
 
 MEDIAN_TO_DEVIATION = 1.4826
 """The standard deviation of normal errors, in medians of their size."""
@@ -55,35 +56,43 @@ MEDIAN_TO_DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """One finished attempt: how many shapes it measured, their sums of flops and weights, seconds without import."""
+    """One finished attempt of an earlier run, as `fit` wants it (controller/cost_samples.py gathers them)."""
 
     shapes: float
+    """Number of shapes that it measured."""
     flops: float
+    """Sum of their operations."""
     weights: float
+    """Sum of their weight elements."""
     seconds: float
+    """Seconds that it took, without imports."""
     run: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Coefficients of the formula in the module's docstring. `source`: a sentence that says where they are from.
-
-    `start_s`: seconds from the command to a slot's first group (worker, imports, canary). `spread`: the factor by which
-    the estimate of a whole run may be wrong either way (nine of ten runs are within it). `is_guess`: no run of the user
-    was measured yet. `known`: somebody measured this tuner on this chip. `memory`: bytes of the largest device, 0 if
-    unknown; shapes that exceed it fail at once.
-    """
+    """Coefficients of the formula in the module's docstring, and how far to trust them."""
 
     setup_s: float
+    """Seconds of a group, without imports."""
     shape_s: float
+    """`a`: seconds of a shape."""
     flop_s: float
+    """`b`: seconds of an operation."""
     weight_s: float
+    """`c`: seconds of a weight element."""
     source: str
+    """A sentence that says where they are from."""
     start_s: float = 0.0
+    """Seconds from the command to a slot's first group (worker, imports, canary)."""
     spread: float = FIRST_SPREAD
+    """The factor by which the estimate of a whole run may be wrong either way; nine of ten runs are within it."""
     is_guess: bool = False
+    """No run of the user was measured yet."""
     known: bool = True
+    """Somebody measured this tuner on this chip."""
     memory: int = 0
+    """Bytes of the largest device, 0 if unknown. Shapes that exceed it fail at once."""
 
     @classmethod
     def default(cls, tuner: str, family: Family, gfx: str = "") -> CostModel:

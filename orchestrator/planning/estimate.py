@@ -2,7 +2,7 @@
 
 One factor is not known: how much slower or faster this machine is than the cost model thinks. It is taken as
 log-normal. Before the start only the model speaks (`spread`); every group that is over, and every one that is under way
-for longer than it should be, makes it better known.
+for longer than it should be, makes it better known. `tune --plan` and `status` call `seconds_left`.
 """
 
 from __future__ import annotations
@@ -39,32 +39,35 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A group that a slot works on.
-
-    `estimate_s`: of the whole group, with its set-up. `done_s`: of that what is behind it, by the same estimate (0
-    while nothing of it is settled). `took_s`: seconds from its start until its last shape was settled. `since_s`:
-    seconds since then (since its start where nothing is settled).
-    """
+    """A group that a slot works on."""
 
     estimate_s: float
+    """Estimate of the whole group, with its set-up."""
     done_s: float
+    """The part of the estimate that is behind it: 0 while nothing of it is settled."""
     took_s: float
+    """Seconds from its start until its last shape was settled."""
     since_s: float
+    """Seconds since then (since its start where nothing is settled)."""
     next_s: float = 0.0
     """Estimate of the shape in flight, with the set-up where nothing is settled; 0: not known."""
 
 
 @dataclass(slots=True)
 class FinishedGroups:
-    """Groups that are over, as sums of their (estimate, measured) seconds: a run has many. `squared`: of the squares of
-    the estimates; `log`, `log2`: of the logarithm of measured over estimated, and of its square."""
+    """Groups that are over, as sums over all of them, because a run has many."""
 
     count: int = 0
     estimated: float = 0.0
+    """Seconds that the model estimated for them."""
     measured: float = 0.0
+    """Seconds that they took."""
     squared: float = 0.0
+    """Squares of the estimates."""
     log: float = 0.0
+    """Logarithms of measured over estimated."""
     log2: float = 0.0
+    """Squares of these logarithms."""
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[float, float]]) -> FinishedGroups:
@@ -95,7 +98,7 @@ def seconds_left(
     slots: int,
     *,
     spread: float,
-    over: FinishedGroups | Iterable[tuple[float, float]] = (),
+    finished: FinishedGroups | None = None,
     running: Sequence[UnderWay] = (),
     start: Range | None = None,
 ) -> Range | None:
@@ -103,17 +106,15 @@ def seconds_left(
 
     `waiting`: estimates (set-up included) of the groups that nobody works on. `slots`: those that take work, or soon
     will. `spread`: the factor, 1 or more, by which the model's estimate of a whole run may be off to either side
-    (CostModel.spread). `over`: (estimate, measured) seconds of the groups that are over, each for what it settled.
+    (CostModel.spread). `finished`: the groups that are over, each for what it settled.
     `start`: seconds until an idle slot can begin, while slots are still being prepared.
     """
     if not waiting and not running:
         return None
-    if not isinstance(over, FinishedGroups):
-        over = FinishedGroups.from_pairs(over)
-    speed = _measure_speed(over, running, spread)
+    speed = _measure_speed(finished or FinishedGroups(), running, spread)
     # the noise of single groups evens out over the groups of a slot
-    of_groups = speed.noise * speed.noise * max(1, slots) / (len(waiting) + len(running) + slots)
-    deviation = math.sqrt(speed.deviation * speed.deviation + of_groups)
+    group_variance = speed.noise * speed.noise * max(1, slots) / (len(waiting) + len(running) + slots)
+    deviation = math.sqrt(speed.deviation * speed.deviation + group_variance)
     if start is None:
         start = Range(0.0, 0.0, 0.0)
 
@@ -133,13 +134,13 @@ class Speed(NamedTuple):
     noise: float
 
 
-def _measure_speed(over: FinishedGroups, running: Sequence[UnderWay], spread: float) -> Speed:
+def _measure_speed(finished: FinishedGroups, running: Sequence[UnderWay], spread: float) -> Speed:
     prior = max(1e-3, math.log(max(1.0, spread)) / CERTAIN)
     settled = FinishedGroups.from_pairs((group.done_s, group.took_s) for group in running)
-    factor = _posterior(over + settled, prior).factor
+    factor = _posterior(finished + settled, prior).factor
     # an overdue shape in flight is evidence as well: it takes at least the time so far
     so_far = FinishedGroups.from_pairs(_evidence_of(group, factor) for group in running)
-    return _posterior(over + so_far, prior)
+    return _posterior(finished + so_far, prior)
 
 
 def _evidence_of(group: UnderWay, factor: float) -> tuple[float, float]:

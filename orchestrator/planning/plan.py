@@ -1,14 +1,16 @@
 """Plan of a run, as `tune --plan` shows it: the work by its shared key, the expected end, and notes on risks.
 
+`controller/prepare.py` calls `make_plan` once, before anything is written. `make_work` lists the shapes by every key
+column but M. Each list becomes a `WorkAdded` of the journal, with the ids of its shapes by unit: ((1, 2), (3,)).
 Planning makes units, which one process tunes as a whole; the policy deals groups of them while the run goes on
 (orchestrator/policy/decide.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from orchestrator.events import WorkAdded
@@ -21,7 +23,7 @@ from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 GROUPS = 4
-"""Groups of a slot in a run, about: what set-ups the estimate counts."""
+"""The estimate counts the set-ups of about this many groups for each slot."""
 
 
 class WorkList(NamedTuple):
@@ -89,29 +91,34 @@ def seconds_of(work: WorkAdded) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`work` in the order in which it begins; `cost_s` is its estimate with set-ups, `end_s` when the run ends.
-
-    `nodes`: slots by node or pool; `leases`: the most leases of each pool. `range_s`: nine of ten runs end between
-    these. `first_guess`: nothing like it was measured yet. `known`: False if nobody measured the tuner on this chip;
-    then the document has null for seconds.
-    """
+    """A planned run. `make_plan` makes it; the caller sets `notes`, `leases` and `waits_for`."""
 
     family: str
     tuner: str
     gfx: str
     cu_num: int
     asked: int
+    """Number of the user's shapes, the skipped ones among them."""
     work: tuple[WorkAdded, ...]
+    """In the order in which it begins."""
     skipped: tuple[int, ...]
+    """Ids of shapes."""
     cost_s: float
+    """Estimated seconds of slots, with set-ups."""
     end_s: float
+    """Seconds until the run ends, most likely."""
     nodes: Mapping[str, int]
+    """Slots by node or pool."""
     cost_source: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     range_s: tuple[float, float] = (0.0, 0.0)
+    """Nine of ten runs end between these."""
     first_guess: bool = False
+    """Nothing like it was measured yet."""
     leases: Mapping[str, int] = field(default_factory=dict)
+    """The most leases of each pool."""
     known: bool = True
+    """False if nobody measured the tuner on this chip; then the document has null for seconds."""
     waits_for: tuple[str, ...] = ()
     """Occupied nodes and queues of pools. The estimate begins when they are free."""
 
@@ -122,8 +129,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Document of `tune --plan --json`; seconds are rounded to milliseconds."""
-        raw = asdict(self)
-        del raw["known"]
+        # not asdict, which would copy the work of each shape, to be replaced below
+        raw = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "known"}
         raw["todo"] = self.todo
         raw["cost_s"] = self._seconds(self.cost_s)
         raw["end_s"] = self._seconds(self.end_s)
@@ -145,14 +152,12 @@ def make_plan(
     nodes: Mapping[str, int],
     *,
     tuner: str,
-    gfx: str,
-    cu_num: int,
+    chip: tuple[str, int],
     skipped: Sequence[Shape] = (),
-    notes: Sequence[str] = (),
     values: Mapping[int, float] | None = None,
-    leases: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Plan the shapes for `nodes` (name to number of slots); `leases` as in `Plan`, `values` as in `make_work`."""
+    """Plan the shapes for `nodes` (name to number of slots) with `chip`, (gfx, cu_num); `values` as in `make_work`. The
+    caller adds notes, leases, and what the run waits for."""
     work = make_work(todo, family, cost, tuner=tuner, values=values)
     slots = sum(nodes.values())
     groups = _count_groups(work, slots)
@@ -161,6 +166,7 @@ def make_plan(
     waiting = _expected_groups(groups, total, longest + cost.setup_s)
     start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
     end = seconds_left(waiting, slots, spread=cost.spread, start=start)
+    gfx, cu_num = chip
     return Plan(
         family=family.name,
         tuner=tuner,
@@ -173,10 +179,8 @@ def make_plan(
         end_s=end.mid_s if end else 0.0,
         nodes=dict(nodes),
         cost_source=cost.source,
-        notes=tuple(notes),
         range_s=(end.low_s, end.high_s) if end else (0.0, 0.0),
         first_guess=cost.is_guess,
-        leases=leases or {},
         known=cost.known,
     )
 
@@ -217,26 +221,23 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
     risk = recorded_tuner(tuner).risk
     if risk is None:
         return []
-    count: Counter[str] = Counter()
-    examples: dict[str, list[str]] = defaultdict(list)
+    keys_by_risk: dict[str, list[tuple[int | str, ...]]] = defaultdict(list)
     for key in keys:
-        if words := risk(family.name, dict(zip(family.key_names, key, strict=True))):
-            count[words] += 1
-            if count[words] <= MAX_SHAPES:
-                examples[words].append(describe(key))
+        words = risk(family.name, family.named_key(key))
+        if words:
+            keys_by_risk[words].append(key)
     notes = []
-    for words, shapes in count.items():
-        named = ", ".join(examples[words])
-        if shapes > MAX_SHAPES:
+    for words, risky in keys_by_risk.items():
+        named = ", ".join(map(describe, risky[:MAX_SHAPES]))
+        if len(risky) > MAX_SHAPES:
             named += ", ..."
-        notes.append(
-            f"{plural(shapes, 'shape')} ({named}): {words}: kernels may"
-            f" fault there, so the tuner {tuner} runs {'each' if shapes > 1 else 'it'} alone"
-        )
+        what = f"{plural(len(risky), 'shape')} ({named}): {words}: kernels may fault there"
+        notes.append(f"{what}, so the tuner {tuner} runs {'each' if len(risky) > 1 else 'it'} alone")
     return notes
 
 
 GIB = 2.0**30
+"""Bytes."""
 
 
 def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> list[str]:

@@ -110,7 +110,7 @@ def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:
         peak = chip.peaks.get(kind[0]) if kind else None
         if peak is None or not moved:
             return None
-        intensity = family.flops(dict(zip(family.key_names, key, strict=True))) / moved
+        intensity = family.flops(family.named_key(key)) / moved
         by_memory = intensity * chip.bandwidth
         if by_memory < peak:
             return Roof(by_memory, "memory", intensity)
@@ -182,7 +182,7 @@ class Forecast:
 
     def _bound_us(self, key: Key) -> float:
         """The least time by the data sheet, or by the rates of an unknown chip."""
-        operations = float(self._family.flops(dict(zip(self._family.key_names, key, strict=True))))
+        operations = float(self._family.flops(self._family.named_key(key)))
         roof = self._roof(key)
         if roof is not None:
             return operations / roof.tflops / 1e6

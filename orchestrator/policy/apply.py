@@ -1,7 +1,8 @@
 """Applies events and decisions to the state. Nothing else interprets a record.
 
 Each type of record has one function, in the module of its subject: shapes, attempts, slots, or nodes with their leases.
-A record that does not fit the state changes nothing.
+For a new record write a function there and add it to the module's CHANGES. An event that does not fit the state (an
+unknown node, a settled shape) changes nothing, because nodes may report late.
 """
 
 from __future__ import annotations

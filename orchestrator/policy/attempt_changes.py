@@ -1,4 +1,8 @@
-"""Applies the records about attempts: sent, claimed, taken back, at work on a shape, ended, lost and back again."""
+"""Applies the records about attempts: sent, claimed, taken back, at work on a shape, ended, lost and back again.
+
+model.py::Attempt draws the states. An attempt that ends is closed in this order: its end is charged (to a shape, its
+GPU or nobody: `_charge_end`), `close_attempt` takes it out of the sums, and `requeue_rest` queues what it left.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.policy import blame
+from orchestrator.policy import evidence
 from orchestrator.policy.model import Attempt, Shape, State
 from orchestrator.policy.work_queue import (
     close_attempt,
@@ -84,14 +88,14 @@ def _attempt_taken(state: State, event: ev.AttemptTaken, t: float) -> None:
     in_flight = state.shape_in_flight(attempt) if was_started else None
     if in_flight is not None:
         detail = "the node no longer knows of the attempt"
-        blame.record_loss(state, in_flight, attempt, with_node=True, detail=detail)
+        evidence.record_loss(state, in_flight, attempt, with_node=True, detail=detail)
     close_attempt(state, attempt, t, lost=was_started)
     requeue_rest(state, attempt)
 
 
 def _attempt_started(state: State, event: ev.AttemptStarted, t: float) -> None:
     attempt = state.attempts.get(event.attempt)
-    if attempt is None or is_over(state, attempt, t) or attempt.state == "started":
+    if attempt is None or not reopen_if_lost(state, attempt, t) or attempt.state == "started":
         return
     _stop_taking(state, attempt)
     state.running += 1
@@ -107,15 +111,18 @@ def _attempt_started(state: State, event: ev.AttemptStarted, t: float) -> None:
     refresh_slot(state, slot)
 
 
-def is_over(state: State, attempt: Attempt, t: float) -> bool:
-    """Return whether the attempt is over. If it was only given up, this sign of life takes that back: a node that
-    returns late loses nothing."""
+def reopen_if_lost(state: State, attempt: Attempt, t: float) -> bool:
+    """Take a sign of life of an attempt, and return whether the attempt is open.
+
+    If it was only given up with its node, it is open again, so a node that returns late loses nothing. It stays over if
+    its slot works on something else by now.
+    """
     if attempt.state != "over":
-        return False
+        return True
     slot = state.slot_of(attempt)
     has_joined = state.nodes[attempt.node].state == "joined"
     if not attempt.is_lost or not has_joined or slot.state == "lost" or slot.running is not None:
-        return True
+        return False
     state.running += 1
     state.open_attempts[attempt.id] = None
     attempt.state = "started"
@@ -132,12 +139,12 @@ def is_over(state: State, attempt: Attempt, t: float) -> bool:
     slot.running = attempt.id
     slot.orphaned = None
     refresh_slot(state, slot)
-    return False
+    return True
 
 
 def _shape_started(state: State, event: ev.ShapeStarted, t: float) -> None:
     attempt = state.attempts.get(event.attempt)
-    if attempt is not None and not is_over(state, attempt, t):
+    if attempt is not None and reopen_if_lost(state, attempt, t):
         attempt.current = event.shape
         attempt.current_at = t
         attempt.moved_at = t
@@ -174,32 +181,35 @@ def _attempt_ended(state: State, event: ev.AttemptEnded, t: float) -> None:
 
 
 def _charge_end(state: State, event: ev.AttemptEnded, attempt: Attempt, t: float) -> None:
-    """Charge the end of an attempt to the shape at which it ended, to all that it left, or to its node."""
+    """Charge the end of an attempt to the shape at which it ended, to all that it left, or to its node. If nobody knows
+    at which of several shapes it ended badly, none is charged (`requeue_rest` halves them then)."""
     outcome = event.outcome
-    left = state.unsettled(attempt.shapes)
-    if len(left) == 1 and attempt.current is None:
-        shape: Shape | None = state.shapes[left[0]]
+    unsettled = state.unsettled(attempt.shapes)
+    is_only_one = len(unsettled) == 1
+    if is_only_one and attempt.current is None:
+        shape: Shape | None = state.shapes[unsettled[0]]
     else:
         shape = state.shape_in_flight(attempt)
-    if outcome.may_blame_slot and (attempt.current is not None or len(left) == 1):
+    if outcome.may_blame_slot and (attempt.current is not None or is_only_one):
         if shape is not None:
             state.slot_of(attempt).suspect_end = (shape.id, attempt.id)
-            blame.record_fault(state, shape, blame.make_fault(state, attempt, outcome, event.detail, t))
+            evidence.record_fault(state, shape, attempt, outcome, event.detail, t)
     elif outcome.is_loss and shape is not None:
         with_node = outcome is Reason.NODE_LOST
-        blame.record_loss(state, shape, attempt, with_node=with_node, detail=event.detail)
+        evidence.record_loss(state, shape, attempt, with_node=with_node, detail=event.detail)
     elif outcome in (Reason.DONE, Reason.NOT_DELIVERED, Reason.REJECTED):
         reason = Reason.REJECTED if outcome is Reason.REJECTED else Reason.NOT_DELIVERED
-        for s in left:
+        for s in unsettled:
             if all(fault.attempt != attempt.id for fault in state.shapes[s].faults):
-                blame.count_try(state, state.shapes[s], reason, attempt.id)
+                evidence.count_try(state, state.shapes[s], reason, attempt.id)
     elif outcome is Reason.DISK_FULL:
         for other in state.nodes[attempt.node].slots.values():
-            blame.request_quarantine(state, other.gpu.place, f"the node's disk is full: {event.detail}")
+            evidence.request_quarantine(state, other.gpu.place, f"the node's disk is full: {event.detail}")
 
 
 def _ended_late(state: State, event: ev.AttemptEnded, attempt: Attempt, t: float) -> None:
-    """An attempt that was given up has ended. Only the shape that was in flight is charged with the loss."""
+    """Apply the end of an attempt that was given up before. Its charges are taken back; only the shape that was in
+    flight is charged, with a loss."""
     slot = state.slot_of(attempt)
     if slot.orphaned == attempt.id:
         slot.orphaned = None
@@ -211,17 +221,18 @@ def _ended_late(state: State, event: ev.AttemptEnded, attempt: Attempt, t: float
     forgive(state, attempt, in_flight)
     culprit = state.shapes[in_flight] if in_flight is not None else None
     if culprit is not None and culprit.state == "pending":
-        blame.record_loss(state, culprit, attempt, with_node=True, detail=event.detail)
-        if culprit.unit in state.waiting and culprit.id in state.waiting[culprit.unit][2]:
+        evidence.record_loss(state, culprit, attempt, with_node=True, detail=event.detail)
+        if culprit.unit in state.waiting and culprit.id in state.waiting[culprit.unit].shapes:
             isolate(state, (culprit.id,))
 
 
 def forgive(state: State, attempt: Attempt, culprit: int | None = None) -> None:
-    """Strike out the attempt's evidence against its shapes, except the `culprit`: it was given up too early."""
+    """Strike out the attempt's evidence against its shapes, except against the `culprit`, because the attempt was given
+    up too early."""
     attempt.is_revived = False
     for shape in (state.shapes[s] for s in attempt.shapes):
         if shape.state == "pending" and shape.id != culprit:
-            blame.strike_out(state, shape, attempt.id)
+            evidence.strike_out(state, shape, attempt.id)
 
 
 CHANGES: dict[type[ev.Record], Callable[[State, Any, float], None]] = {

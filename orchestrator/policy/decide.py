@@ -1,5 +1,9 @@
 """Chooses the next decision of a run: verdicts, quarantines, canaries, and which group goes to which slot.
 
+`Policy.handle` asks `decide` after each event, applies the decision, and asks again until there is none. Nothing here
+changes the state. The neighbours: blame.py judges shapes and GPUs, work_queue.py keeps the lists that are read here
+(`idle`, `running_low`, `waiting`, `isolated`, `hedged`).
+
 A group is the longest waiting unit and every k-th of the rest, so that each group is a mix and errors of the estimates
 even out. Its size is a share of the work left for each slot (guided self-scheduling, Polychronopoulos and Kuck 1987),
 but it is long enough that its set-up costs little. At the end an idle slot takes the later half of the rest of a
@@ -12,24 +16,25 @@ import math
 from collections.abc import Iterable
 from operator import attrgetter
 
-from orchestrator.events import AskCanary, Decision, FailShape, Quarantine, Send, SettleShape, TakeBack
+from orchestrator.events import AskCanary, Decision, Quarantine, Send, TakeBack
 from orchestrator.policy import blame
-from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, Waiting
+from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, WaitingUnit
 
-_tier, _seconds = attrgetter("tier"), attrgetter("seconds")  # of a kind
+_tier = attrgetter("tier")
+_seconds = attrgetter("seconds")
 
 
 def decide(state: State, now: float) -> Decision | None:
-    """The next decision; None: nothing is to be done. Apply it before the next is asked for.
+    """The next decision at `now` (epoch seconds), None if nothing is to be done. Apply it before you ask for the next.
 
     Verdicts come first, then quarantines, canaries, take-backs, and last new work. A run that is stopped only gets
     verdicts, quarantines and take-backs.
     """
     if state.decided:
-        return _with_noisy_result(state, next(iter(state.decided.values())))
+        return blame.first_known_verdict(state)
     if state.to_quarantine:
         (node, slot), why = next(iter(state.to_quarantine.items()))
-        return blame.decide_quarantine(state, state.nodes[node].slots[slot], why, now)
+        return blame.quarantine_for(state, state.nodes[node].slots[slot], why, now)
     due_verdict = blame.next_verdict(state, now)
     if due_verdict is not None:
         return due_verdict
@@ -42,17 +47,9 @@ def decide(state: State, now: float) -> Decision | None:
     return None if state.stopped else next_work(state)
 
 
-def _with_noisy_result(state: State, verdict: FailShape | SettleShape) -> FailShape | SettleShape:
-    """The verdict; but a shape that has a noisy result does not fail, it keeps that result."""
-    shape = state.shapes[verdict.shape]
-    if isinstance(verdict, FailShape) and shape.noisy:
-        return blame.keep_result(shape, verdict.detail)
-    return verdict
-
-
 def _next_canary(state: State, now: float) -> AskCanary | Quarantine | None:
-    """Ask slots whose quarantine is over, and those of a node that is back, for a canary; one that is not answered
-    counts as failed."""
+    """The next canary to request: of a slot whose node is back, or whose quarantine is over. Instead a quarantine, if
+    a requested canary was not answered in time. While its slot still runs an attempt, a request cannot be answered."""
     if state.to_ask_canary:
         return AskCanary(*next(iter(state.to_ask_canary)), f"canary-{len(state.canaries)}")
     for (node, name), due in state.canary_due.items():
@@ -61,7 +58,7 @@ def _next_canary(state: State, now: float) -> AskCanary | Quarantine | None:
             continue
         if slot.requested_canary:
             why = f"no answer to its canary for {state.settings.canary_s:.0f} s"
-            return blame.decide_quarantine(state, slot, why, now)
+            return blame.quarantine_for(state, slot, why, now)
         if state.nodes[node].state == "joined":
             return AskCanary(node, name, f"canary-{len(state.canaries)}")
     return None
@@ -180,14 +177,14 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     lowest_tier = min(map(_tier, kinds))
     kinds = [kind for kind in kinds if kind.tier == lowest_tier]
     if slot.is_doubtful:
-        return max(kind.waiting[-1] for kind in kinds)[2]
+        return max(kind.waiting[-1] for kind in kinds).shapes
     group_s = _group_seconds(state)
     kind = _choose_kind(kinds, group_s)
     if kind.alone:
-        return kind.waiting[0][2]
+        return kind.waiting[0].shapes
     if not state.shares_end:  # as few groups as possible, all about equal
         group_s = kind.seconds / math.ceil(kind.seconds / max(group_s, 1e-9) - 1e-6)
-    return _join(unit[2] for unit in _sample(kind, group_s))
+    return _join(unit.shapes for unit in _sample(kind, group_s))
 
 
 def _group_seconds(state: State) -> float:
@@ -204,26 +201,26 @@ def _group_seconds(state: State) -> float:
 
 def _choose_kind(kinds: list[Kind], group_s: float) -> Kind:
     """The kind with the longest unit if that alone is longer than a group, else the one with the most work left."""
-    with_long_unit = [kind for kind in kinds if -kind.waiting[0][0] > group_s]
+    with_long_unit = [kind for kind in kinds if -kind.waiting[0].minus_s > group_s]
     if with_long_unit:
-        return max(with_long_unit, key=lambda kind: (-kind.waiting[0][0], kind.seconds))
+        return max(with_long_unit, key=lambda kind: (-kind.waiting[0].minus_s, kind.seconds))
     return max(kinds, key=_seconds)
 
 
-def _sample(kind: Kind, group_s: float) -> list[Waiting]:
+def _sample(kind: Kind, group_s: float) -> list[WaitingUnit]:
     """The longest unit of the kind, and every k-th of the rest up to `group_s` seconds."""
     waiting = kind.waiting
     group = [waiting[0]]
-    room_s = group_s + waiting[0][0]
+    room_s = group_s + waiting[0].minus_s
     if room_s <= 0 or len(waiting) == 1:
         return group
-    step = max(1.0, (kind.seconds + waiting[0][0]) / room_s)
+    step = max(1.0, (kind.seconds + waiting[0].minus_s) / room_s)
     position = step
     while position < len(waiting) + step - 1 and room_s > 0:
         unit = waiting[min(int(position), len(waiting) - 1)]
         if unit is not group[-1]:
             group.append(unit)
-            room_s += unit[0]
+            room_s += unit.minus_s
         position += step
     return group
 
@@ -233,14 +230,16 @@ def _join(units: Iterable[Iterable[int]]) -> tuple[int, ...]:
 
 
 def _take_back_spare(state: State) -> TakeBack | None:
-    """Take back the last group in the inbox of the slot with the most work, for an idle slot."""
+    """Take back the last group in the inbox of the slot with the most work, for an idle slot. Groups that are being
+    taken back already count for the idle slots that they are for."""
     if state.taking >= len(state.idle):
         return None
     with_inbox = (slot for slot in state.usable.values() if slot.queued and slot.running is not None)
     for slot in sorted(with_inbox, key=lambda slot: -slot.ahead_s):
         attempt = state.attempts[slot.queued[-1]]
+        # a suspect would move back and forth, because `suits` may send it to the same slot again
         if not attempt.is_being_taken and not _is_suspect(state.shapes[attempt.shapes[0]]):
-            return TakeBack(attempt.id, attempt.node)  # a suspect might move back and forth
+            return TakeBack(attempt.id, attempt.node)
     return None
 
 
@@ -273,6 +272,7 @@ def _longest_to_share(state: State) -> Attempt | None:
 
 
 def _may_copy(state: State, s: int) -> bool:
+    """Return whether a second attempt may measure the shape too; the first result counts."""
     shape = state.shapes[s]
     return not _is_suspect(shape) and shape.state == "pending" and shape.copies < 2 and shape.isolated_with is None
 

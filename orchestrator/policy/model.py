@@ -7,7 +7,7 @@ Nothing is dropped. Finished attempts, settled shapes and lost nodes stay with t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from orchestrator.events import CanaryTimed, FailShape, SettleShape
 from orchestrator.policy.settings import PolicySettings
@@ -19,14 +19,24 @@ Place = tuple[str, str]
 """(host, GPU) if a lease names them, else (node, slot). Evidence is kept for places, because leases come and go."""
 Candidate = tuple[str, ...]
 """Identity of a candidate, opaque to the policy."""
-Waiting = tuple[float, int, tuple[int, ...]]
-"""A waiting unit: minus its estimated seconds, its number, its unsettled shapes."""
+
+
+class WaitingUnit(NamedTuple):
+    """A unit that waits in the queue. A sorted list of them has the longest first."""
+
+    minus_s: float
+    """Minus its estimated seconds."""
+    unit: int
+    """Its number."""
+    shapes: tuple[int, ...]
+    """Its unsettled shapes."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """An attempt ended badly at a shape. `is_proven`: its slot has tuned something since, so it is not to blame."""
+    """An attempt's bad end at a shape, or its result without some candidates. evidence.py draws its life."""
 
+    shape: int
     place: Place
     attempt: str
     reason: Reason
@@ -37,6 +47,7 @@ class Fault:
     blocked: frozenset[Candidate] = frozenset()
     """If not empty: the attempt found a winner, but without these candidates, because they faulted."""
     is_proven: bool = False
+    """Its GPU has tuned something since, so the shape is to blame."""
 
 
 @dataclass(slots=True)
@@ -156,8 +167,8 @@ class Gpu:
     """Quarantines since something was last tuned here."""
     faults_passed_elsewhere: list[int] = field(default_factory=list)
     """Shapes that faulted here and passed elsewhere, since the last quarantine."""
-    unproven_faults: list[tuple[int, str]] = field(default_factory=list)
-    """(shape, attempt) of the faults since something was last tuned here. They are void if the slot is quarantined."""
+    unproven_faults: list[Fault] = field(default_factory=list)
+    """The faults since something was last tuned here. They are void if the slot is quarantined."""
     passed: bool = False
     """It has passed a canary at least once."""
     quarantine_why: str = ""
@@ -250,7 +261,7 @@ class Kind:
     tier: int
     alone: bool
     """No two units share a process."""
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: list[WaitingUnit] = field(default_factory=list)
     """The longest first."""
     seconds: float = 0.0
 
@@ -330,7 +341,7 @@ class State:
     """The free slots that are ready."""
     running_low: dict[SlotId, Slot] = field(default_factory=dict)
     """Ready slots with little work left."""
-    waiting: dict[int, Waiting] = field(default_factory=dict)
+    waiting: dict[int, WaitingUnit] = field(default_factory=dict)
     """Every waiting unit, by number."""
     waiting_s: float = 0.0
     left_s: float = 0.0
@@ -366,3 +377,8 @@ class State:
 def describe_place(place: Place, nodes: dict[str, Node]) -> str:
     """The place in words: `n1 slot 0`, or the host and GPU of leases."""
     return f"{place[0]} slot {place[1]}" if place[0] in nodes else f"{place[0]} GPU {place[1]}"
+
+
+def describe_end_cause(cause: str) -> str:
+    """A lease's EndCause in words. `preempted` is what the scheduler or a person took back; it does not say who."""
+    return "cancelled or preempted" if cause == "preempted" else cause.replace("_", " ")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.policy import blame
-from orchestrator.policy.model import Attempt, Gpu, Node, Slot, State
+from orchestrator.policy import evidence
+from orchestrator.policy.model import Attempt, Gpu, Node, Slot, State, describe_end_cause
 from orchestrator.policy.slot_changes import forget_awaited, give_up_slot, set_slot
 from orchestrator.policy.work_queue import close_attempt, refresh_slot, requeue_rest
 from orchestrator.reasons import Reason
@@ -153,7 +153,7 @@ def _lease_ended(state: State, event: ev.LeaseEnded, t: float) -> None:
         for attempt in [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]:
             in_flight = state.shape_in_flight(attempt) if attempt.state == "started" else None
             if in_flight is not None and event.cause != RELEASED:
-                blame.record_lease_end(state, in_flight, attempt, event.cause)
+                evidence.record_lease_end(state, in_flight, attempt, event.cause)
             attempt.outcome = Reason.LEASE_ENDED
             attempt.detail = event.detail
             close_attempt(state, attempt, t)
@@ -161,7 +161,7 @@ def _lease_ended(state: State, event: ev.LeaseEnded, t: float) -> None:
         slot.orphaned = None
         forget_awaited(state, slot)
         set_slot(state, slot, "lost", f"its lease ended: {event.detail}", t)
-    cause = blame.cause_words(event.cause)
+    cause = describe_end_cause(event.cause)
     _set_node(state, node, "gone", f"{cause}: {event.detail}" if event.detail else cause, t)
 
 
@@ -171,8 +171,8 @@ def _excuse_ended(state: State, node: Node, cause: str, t: float) -> None:
         if not _ended_with_lease(state, node, attempt, t):
             continue
         for shape in (state.shapes[s] for s in attempt.shapes):
-            if blame.strike_out(state, shape, attempt.id) and shape.state == "pending":
-                blame.record_lease_end(state, shape, attempt, cause)
+            if evidence.strike_out(state, shape, attempt.id) and shape.state == "pending":
+                evidence.record_lease_end(state, shape, attempt, cause)
 
 
 def _ended_with_lease(state: State, node: Node, attempt: Attempt, t: float) -> bool:

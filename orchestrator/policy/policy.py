@@ -1,9 +1,9 @@
 """The policy of a run: events in, decisions out. No clock, no socket, no file.
 
-    handle(event, now) == apply(event), then as long as there is one: decide, apply the decision
-
-`decide` changes nothing, so a journal of events and decisions that is applied in order gives the same state as having
-lived through it.
+The controller's loop gives `Policy.handle` each event. It applies the event (apply.py), and then asks for a decision
+(decide.py) and applies that, until there is none. `decide` changes nothing, so a journal of events and decisions that
+is applied in order gives the same state as having lived through it. The other methods only tell what the state means
+for the loop and for leased_nodes.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Policy:
         return [self.state.attempts[a] for a in self.state.open_attempts]
 
     def backlog_s(self) -> float:
-        """Estimated seconds on one slot of all unsettled shapes; 0 where no new work is started."""
+        """Estimated seconds on one slot of all unsettled shapes; 0 if no new work is started."""
         return 0.0 if self.state.stopped else self.state.left_s
 
     @property
@@ -61,26 +61,26 @@ class Policy:
             return True
         return any(state.attempts[a].state == "sent" for a in state.open_attempts)
 
-    def places_awaited(self) -> int:
-        """Number of hosts that there must be, as a shape waits for a slot that none of those in use is: these and one
-        more; 0 where none does."""
+    def hosts_needed(self) -> int:
+        """The number of hosts that the run needs: one more than it has, if no slot suits a shape that faulted and waits
+        for one. Else 0: no shape needs another host."""
         state = self.state
-        slots = {slot.gpu.place: slot for slot in state.usable.values()}
         for shape in (state.shapes[s] for s in state.isolated):
             if not shape.faults:
                 continue
             bad_places = {fault.place for fault in shape.faults}
-            if bad_places.issuperset(slots) or not any(suits(state, shape, slot) for slot in slots.values()):
+            slots = state.usable.values()
+            if state.usable.keys() <= bad_places or not any(suits(state, shape, slot) for slot in slots):
                 return len(state.hosts) + 1
         return 0
 
     def idle_nodes(self) -> list[str]:
-        """Joined nodes with nothing to do: nothing was sent there that is not over."""
+        """Joined nodes with nothing to do: everything that was sent there is over."""
         joined = [node for node in self.state.nodes.values() if node.state == "joined"]
         return [node.name for node in joined if not any(s.running or s.queued for s in node.slots.values())]
 
     def quarantined_hosts(self, now: float) -> list[str]:
-        """Hosts on which every known slot is in quarantine, as far as its cool-down lasts beyond `now`."""
+        """Hosts on which every known slot is in quarantine beyond `now`."""
         hosts: dict[str, list[Slot]] = {}
         last_leases: dict[str, Node] = {}
         for node in self.state.nodes.values():

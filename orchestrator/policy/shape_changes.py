@@ -1,6 +1,6 @@
 """Applies the records about shapes: work that is added or tried again, results, and the end of a shape.
 
-A result settles its shape at once if it is complete and not noisy. Any other becomes evidence (blame.py), and a
+A result settles its shape at once if it is complete and not noisy. Any other becomes evidence (evidence.py), and a
 decision (SettleShape, FailShape) settles the shape later.
 """
 
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.policy import blame
-from orchestrator.policy.attempt_changes import forgive, is_over, is_unclaimed
+from orchestrator.policy import evidence
+from orchestrator.policy.attempt_changes import forgive, is_unclaimed, reopen_if_lost
+from orchestrator.policy.blame import settle_with_result
 from orchestrator.policy.model import Attempt, Kind, Node, Shape, State
 from orchestrator.policy.work_queue import (
     add_held_once,
@@ -68,8 +69,11 @@ def _reopen(state: State, shape: Shape) -> Shape:
 
 
 def _measure_again(state: State, noisy: Shape, attempt: Attempt, t: float) -> list[int]:
-    """Take back what the attempt found for the noisy shape and for the others of its unit: they are decided together.
-    Return these shapes. As if candidates had been left out, they go to another slot if there is one."""
+    """Take back what the attempt found for the noisy shape and for the others of its unit, because they are decided
+    together. Return these shapes.
+
+    The result counts as a fault that blames nobody, so `decide.suits` sends the shapes to another slot if there is one.
+    """
     members = _unit_members(state, noisy, attempt)
     for shape in members:
         is_new = shape.id in attempt.landed and all(fault.attempt != attempt.id for fault in shape.faults)
@@ -78,8 +82,8 @@ def _measure_again(state: State, noisy: Shape, attempt: Attempt, t: float) -> li
         shape.noisy = attempt.id
         shape.result = attempt.id
         if is_new:
-            fault = blame.make_fault(state, attempt, Reason.FAULT, "", t, frozenset({ev.NOISE}))
-            blame.record_fault(state, shape, fault, is_new=False)
+            noise = frozenset({ev.NOISE})
+            evidence.record_fault(state, shape, attempt, Reason.FAULT, "", t, blocked=noise, is_new=False)
     return [shape.id for shape in members]
 
 
@@ -105,7 +109,7 @@ def _stop_asked(state: State, event: ev.StopAsked, t: float) -> None:
     state.stop_why = event.why
     for shape in state.shapes.values():
         if event.why and shape.noisy and shape.state == "pending":
-            state.decided[shape.id] = blame.keep_result(shape, event.why)
+            state.decided[shape.id] = settle_with_result(shape, event.why)
     state.to_recall.update((a, None) for a in state.open_attempts if is_unclaimed(state.attempts[a]))
 
 
@@ -118,7 +122,7 @@ def _shape_tuned(state: State, event: ev.ShapeTuned, t: float) -> None:
         was_in_doubt = slot.gpu.fault_streak or slot.gpu.quarantines
         if event.complete:
             slot.gpu.tuned += 1
-            blame.record_tuned(state, slot.gpu)
+            evidence.record_tuned(state, slot.gpu)
         if was_in_doubt:
             refresh_slot(state, slot)
         else:
@@ -127,8 +131,9 @@ def _shape_tuned(state: State, event: ev.ShapeTuned, t: float) -> None:
         return
     if not event.complete:
         shape.result = attempt.id
-        fault = blame.make_fault(state, attempt, Reason.FAULT, "", t, _blocked_candidates(event))
-        blame.record_fault(state, shape, fault, is_new=_has_new_fault(event))
+        blocked = _blocked_candidates(event)
+        is_new = _has_new_fault(event)
+        evidence.record_fault(state, shape, attempt, Reason.FAULT, "", t, blocked=blocked, is_new=is_new)
     elif shape.noisy == attempt.id or (event.noisy and _may_measure_again(state, shape, attempt)):
         _measure_again(state, shape, attempt, t)
     elif event.noisy:
@@ -158,8 +163,8 @@ def _shape_refused(state: State, event: ev.ShapeRefused, t: float) -> None:
     if event.complete:
         state.decided[event.shape] = ev.FailShape(event.shape, event.reason, event.detail, event.attempt, True)
     else:
-        fault = blame.make_fault(state, attempt, event.reason, event.detail, t)
-        blame.record_fault(state, shape, fault, is_new=_has_new_fault(event))
+        is_new = _has_new_fault(event)
+        evidence.record_fault(state, shape, attempt, event.reason, event.detail, t, is_new=is_new)
 
 
 def _has_new_fault(event: ev.ShapeTuned | ev.ShapeRefused) -> bool:
@@ -175,7 +180,7 @@ def _record_result(
     shape = state.shapes.get(event.shape)
     if attempt is None or shape is None:
         return None, None
-    if not is_over(state, attempt, t) and attempt.is_revived:
+    if reopen_if_lost(state, attempt, t) and attempt.is_revived:
         forgive(state, attempt)
     if event.shape not in attempt.landed:
         attempt.landed[event.shape] = None
@@ -194,7 +199,7 @@ def _settle_tuned(state: State, shape: Shape, attempt: Attempt, t: float, confir
     state.tuned += 1
     state.tuned_at.append(t)
     state.nodes[attempt.node].tuned += 1
-    blame.blame_other_slots(state, shape, state.slot_of(attempt).gpu.place)
+    evidence.charge_other_gpus(state, shape, state.slot_of(attempt).gpu.place)
 
 
 def _settle(state: State, shape: Shape, t: float) -> None:

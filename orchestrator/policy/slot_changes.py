@@ -1,4 +1,8 @@
-"""Applies the records about slots: canaries, quarantine, and a worker that is given up."""
+"""Applies the records about slots: canaries, quarantine, and a worker that is given up.
+
+A canary is a tiny shape with a known answer. A worker runs one by itself at its start and after a bad end; the policy
+requests one (AskCanary) after a quarantine and after a loss of the node. model.py::Slot draws the states.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.policy import blame
+from orchestrator.policy import evidence
 from orchestrator.policy.model import Slot, State
 from orchestrator.policy.work_queue import close_attempt, refresh_slot, requeue_rest
 
-NO_HOPE = 30
-"""Quarantines of a slot whose tuner can never start, so that nobody waits for it."""
-TIMED = 200
+HOPELESS_QUARANTINES = 30
+"""We count this many quarantines for a slot whose tuner can never start, so that nobody waits for it."""
+MOST_TIMED = 200
 """Timed canaries that we keep for a slot."""
 
 
 def set_slot(state: State, slot: Slot, to: Any, why: str, t: float) -> None:
+    """Move the slot to a state, with the reason, and count it anew (work_queue.py)."""
     if (to, why) != (slot.state, slot.why):
         slot.state = to
         slot.why = why
@@ -25,8 +30,11 @@ def set_slot(state: State, slot: Slot, to: Any, why: str, t: float) -> None:
 
 
 def give_up_slot(state: State, slot: Slot, detail: str, t: float, *, with_node: bool) -> None:
-    """Count everything that the slot had as lost. Our news is some milliseconds old: on a lost node the next shape may
-    have started too, even if we were waiting for a canary or for the answer to a take-back."""
+    """Close everything that the slot had as lost, and charge the shapes that may have been in flight.
+
+    That is the shape that we know of. On a lost node it may be the next one too: our news is some milliseconds old, and
+    a worker goes on by itself, even while we wait for a canary or for the answer to a take-back.
+    """
     attempts = [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]
     ahead = [(attempt, state.shapes[s]) for attempt in attempts for s in attempt.ahead]
     in_flight = 0 if slot.running is None else 1
@@ -34,7 +42,7 @@ def give_up_slot(state: State, slot: Slot, detail: str, t: float, *, with_node: 
         in_flight += 1
     for attempt, shape in ahead[:in_flight]:
         if shape.state == "pending":
-            blame.record_loss(state, shape, attempt, with_node=with_node, detail=detail)
+            evidence.record_loss(state, shape, attempt, with_node=with_node, detail=detail)
     for attempt in attempts:
         attempt.detail = attempt.detail or detail
         close_attempt(state, attempt, t, lost=True)
@@ -43,7 +51,7 @@ def give_up_slot(state: State, slot: Slot, detail: str, t: float, *, with_node: 
 
 
 def forget_awaited(state: State, slot: Slot) -> None:
-    """Stop waiting for anything from the slot."""
+    """Forget what we waited for from the slot: its canary, its quarantine, its answer."""
     slot.is_checking = False
     slot.canary_failed = False
     slot.requested_canary = ""
@@ -93,7 +101,7 @@ def _canary_failed(state: State, event: ev.CanaryFailed, t: float) -> None:
     slot = _slot_with_canary(state, event)
     if slot is None:
         return
-    blame.record_failed_canary(state, slot)
+    evidence.record_failed_canary(state, slot)
     slot.canary_failed = True
     slot.is_checking = False
     slot.requested_canary = ""
@@ -101,7 +109,7 @@ def _canary_failed(state: State, event: ev.CanaryFailed, t: float) -> None:
     slot.suspect_end = None
     slot.history.append((t, "canary failed", event.detail))
     if event.final:
-        slot.gpu.quarantines = max(slot.gpu.quarantines, NO_HOPE)
+        slot.gpu.quarantines = max(slot.gpu.quarantines, HOPELESS_QUARANTINES)
     state.to_quarantine[slot.id] = f"the canary failed: {event.detail}"
 
 
@@ -109,7 +117,7 @@ def _canary_timed(state: State, event: ev.CanaryTimed, t: float) -> None:
     slot = state.slot(event.node, event.slot)
     if slot is not None:
         slot.timed_canaries.append((t, event))
-        del slot.timed_canaries[:-TIMED]
+        del slot.timed_canaries[:-MOST_TIMED]
 
 
 def _quarantine(state: State, decision: ev.Quarantine, t: float) -> None:
@@ -124,7 +132,7 @@ def _quarantine(state: State, decision: ev.Quarantine, t: float) -> None:
     slot.gpu.quarantines += 1
     slot.gpu.faults_passed_elsewhere.clear()
     set_slot(state, slot, "quarantined", decision.why, t)
-    blame.void_faults(state, slot.gpu)
+    evidence.void_faults(state, slot.gpu)
     refresh_slot(state, slot)
 
 

@@ -1,5 +1,8 @@
 """Bookkeeping of waiting work and of the slots that want it: updates the state's sums after each change.
 
+Called only while a record is applied: by the modules `*_changes.py` and by evidence.py. Whoever changes a slot, its GPU
+or its node calls `refresh_slot` afterwards; decide.py then finds in `State.idle` and `running_low` whom to send work.
+
 A pending shape is in exactly one place: in the queue with its unit, isolated (it runs apart from others next), in an
 open attempt, or awaiting its verdict. The functions of this module move it, and keep the derived fields of `State`
 right, so that no event has to count the whole fleet.
@@ -11,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import TypeVar
 
-from orchestrator.policy.model import Attempt, Shape, Slot, State
+from orchestrator.policy.model import Attempt, Shape, Slot, State, WaitingUnit
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -29,14 +32,14 @@ def queue_shapes(state: State, shapes: Iterable[int]) -> None:
     for unit, ids in units.items():
         known = state.waiting.get(unit)
         if known is not None:
-            ids = [*known[2], *(s for s in ids if s not in known[2])]
+            ids = [*known.shapes, *(s for s in ids if s not in known.shapes)]
             _unqueue_unit(state, unit)
         queue_unit(state, unit, tuple(ids), sum(state.shapes[s].cost_s for s in ids))
 
 
 def queue_unit(state: State, unit: int, shapes: tuple[int, ...], seconds: float) -> None:
     """Queue shapes of one unit. No shape of the unit may be queued yet."""
-    entry = (-seconds, unit, shapes)
+    entry = WaitingUnit(-seconds, unit, shapes)
     state.waiting[unit] = entry
     kind = state.kinds[state.shapes[shapes[0]].kind]
     insort(kind.waiting, entry)
@@ -48,11 +51,11 @@ def _unqueue_unit(state: State, unit: int) -> tuple[int, ...]:
     """Take a unit out of the queue, and return its shapes. An empty queue has exactly 0 seconds, without the rounding
     of many sums."""
     entry = state.waiting.pop(unit)
-    kind = state.kinds[state.shapes[entry[2][0]].kind]
+    kind = state.kinds[state.shapes[entry.shapes[0]].kind]
     del kind.waiting[bisect_left(kind.waiting, entry)]
-    kind.seconds = kind.seconds + entry[0] if kind.waiting else 0.0
-    state.waiting_s = state.waiting_s + entry[0] if state.waiting else 0.0
-    return entry[2]
+    kind.seconds = kind.seconds + entry.minus_s if kind.waiting else 0.0
+    state.waiting_s = state.waiting_s + entry.minus_s if state.waiting else 0.0
+    return entry.shapes
 
 
 def isolate(state: State, shapes: tuple[int, ...]) -> None:
@@ -76,7 +79,7 @@ def isolate_noisy(state: State, shapes: Iterable[int]) -> None:
 def withdraw_unit(state: State, unit: int, members: tuple[int, ...]) -> None:
     """Take these shapes of a unit out of the queue."""
     entry = state.waiting.get(unit)
-    if entry is not None and not set(members).isdisjoint(entry[2]):
+    if entry is not None and not set(members).isdisjoint(entry.shapes):
         queue_shapes(state, [s for s in _unqueue_unit(state, unit) if s not in members])
 
 
@@ -152,19 +155,20 @@ def is_deciding(state: State, seconds: float) -> bool:
 def requeue_rest(state: State, attempt: Attempt, *, halves: bool = False) -> None:
     """Queue the shapes that a finished attempt left. Each suspect runs alone. With `halves` (nobody knows at which
     shape it ended) the two halves run apart. The rest is queued as before."""
-    left = tuple(s for s in state.unsettled(attempt.shapes) if s not in state.awaiting_verdict)
-    isolate_noisy(state, left)
-    left = tuple(s for s in left if state.shapes[s].isolated_with is None)
+    rest = tuple(s for s in state.unsettled(attempt.shapes) if s not in state.awaiting_verdict)
+    isolate_noisy(state, rest)
+    rest = tuple(s for s in rest if state.shapes[s].isolated_with is None)
     if halves:
-        left = tuple(s for s in left if not state.shapes[s].copies)
-        if len(left) > 1:
-            isolate(state, left[: (len(left) + 1) // 2])
-            isolate(state, left[(len(left) + 1) // 2 :])
+        rest = tuple(s for s in rest if not state.shapes[s].copies)
+        if len(rest) > 1:
+            middle = (len(rest) + 1) // 2
+            isolate(state, rest[:middle])
+            isolate(state, rest[middle:])
             return
-    for s in left:
+    for s in rest:
         if _runs_alone_next(state, state.shapes[s]):
             isolate(state, (s,))
-    queue_shapes(state, left)
+    queue_shapes(state, rest)
 
 
 def _runs_alone_next(state: State, shape: Shape) -> bool:
@@ -190,6 +194,7 @@ def refresh_queue_length(state: State, slot: Slot) -> None:
 
 
 def _ahead_s(state: State, slot: Slot) -> float:
+    """Estimated seconds of the slot's running and queued work."""
     return sum(state.attempts[a].left_s for a in (slot.running, *slot.queued) if a is not None)
 
 

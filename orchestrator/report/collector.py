@@ -146,9 +146,9 @@ class Collector:
                     "shape": header.named(shape.id),
                     "where": f"{shape.node} slot {shape.slot}",
                     "detail": shape.detail,
-                    "withheld": [f"{candidate.name}: {candidate.outcome}" for candidate in left_out],
+                    "withheld": [f"{candidate.name}: {candidate.outcome}" for candidate in blocked],
                 }
-                for shape, left_out in unconfirmed
+                for shape, blocked in unconfirmed
             ],
             "noise": noise(winners, state, ledger.reports()),
             "gpus": compare_canaries(state, start),

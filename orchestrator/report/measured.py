@@ -9,7 +9,7 @@ from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
-from orchestrator.families import backend_name
+from orchestrator.backend_names import backend_name
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.shapes.model import Key
 from worker.families import Family

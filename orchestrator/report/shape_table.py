@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.families import label
+from orchestrator.backend_names import backend_label
 from orchestrator.ledger.reader import LedgerReader, ShapeState
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.policy.model import State
@@ -188,7 +188,7 @@ def by_backend(measured: Measurements) -> list[dict[str, Any]]:
             rates[backend].append(flops / us / 1e6)
     wins = Counter(winner.backend for winner in measured.winners.values())
     documents = [
-        {"name": backend, "label": label(backend), "won": wins[backend], **five_numbers(tflops)}
+        {"name": backend, "label": backend_label(backend), "won": wins[backend], **five_numbers(tflops)}
         for backend, tflops in rates.items()
     ]
     return sorted(documents, key=lambda document: (-document["won"], -document["n"], document["name"]))

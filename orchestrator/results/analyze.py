@@ -17,8 +17,9 @@ from typing import Any, TextIO
 import numpy as np
 import pandas as pd
 
+from orchestrator.backend_names import backend_order
 from orchestrator.errors import InputError
-from orchestrator.families import GUIDE_FAMILY, order
+from orchestrator.families import GUIDE_FAMILY
 from orchestrator.files.cells import no_formula
 from orchestrator.planning.roofline import CHIPS, Chip, chip_of, roofline
 from orchestrator.results import Document
@@ -66,7 +67,7 @@ def analyze(
         for row in rows:
             _rank_backends(row)
         chips = _add_rooflines(rows, sources, chip, notes)
-    backends = sorted(best[best.us.notna()].backend.unique(), key=order)
+    backends = sorted(best[best.us.notna()].backend.unique(), key=backend_order)
     results: Document = {
         "title": sources.title,
         "family": family.name,
@@ -117,7 +118,7 @@ def _left_out(best: pd.DataFrame, files: Sequence[ReducedFile]) -> dict[str, int
 def _left_out_by_backend(best: pd.DataFrame) -> dict[str, dict[str, int]]:
     sums = best.groupby("backend")[list(COUNTED)].sum()
     counts = {backend: _nonzero(numbers) for backend, *numbers in sums.itertuples()}
-    return {backend: counts[backend] for backend in sorted(counts, key=order) if counts[backend]}
+    return {backend: counts[backend] for backend in sorted(counts, key=backend_order) if counts[backend]}
 
 
 def _nonzero(counts: Sequence[int]) -> dict[str, int]:

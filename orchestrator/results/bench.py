@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.families import AITERS
+from orchestrator.backend_names import AITERS
 from orchestrator.files.cells import no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState

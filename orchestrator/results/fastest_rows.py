@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from orchestrator.backend_names import backend_name
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
-from orchestrator.families import backend_name
 from orchestrator.files.faults import escaped
 from orchestrator.results.measurement_csv import US, CleanLines, chunks, measurement_columns
 from orchestrator.results.measurements import InputTable

@@ -18,8 +18,8 @@ from typing import NoReturn, TextIO
 
 import pandas as pd
 
+from orchestrator.backend_names import legal_name, name_by_owner
 from orchestrator.errors import InputError
-from orchestrator.families import legal_name, owned
 from orchestrator.files.faults import Faults, escaped
 from orchestrator.files.read import decode, open_file
 from worker.families import Family
@@ -102,7 +102,7 @@ def measurement_columns(header: Sequence[str], family: Family) -> MeasurementCol
         for name, i in numbers.items():
             backend = legal_name(name.removesuffix(US))
             if backend and name.endswith(US):
-                wide[owned(backend)] = i
+                wide[name_by_owner(backend)] = i
     return MeasurementColumns(roles, keys, wide)
 
 

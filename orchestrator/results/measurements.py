@@ -30,7 +30,7 @@ from orchestrator.results.measurement_csv import MAX_LINE, ForeignError, measure
 from orchestrator.results.run_results import RunResults
 from orchestrator.shapes.model import Key
 from orchestrator.tables.run_folders import locate_input, provenance_of
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import family_of
 from worker.families import FAMILIES, Column, Family
 from worker.tuners.catalog import recorded_tuner
 

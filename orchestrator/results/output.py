@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.families import label
+from orchestrator.backend_names import backend_label
 from orchestrator.pages import ALL, Cell, Page
 from orchestrator.results import Document
 from orchestrator.results.analyze import LEAD, OFF, spread_of
@@ -88,7 +88,7 @@ def _add_shapes(page: Page, analysis: Document, most: int) -> None:
     has_lead = _has_lead(analysis)
     has_roof = any(shape["roofline"] for shape in shapes)
     has_chips = len(analysis["summary"]["roofline"]["chips"]) > 1
-    figures = [label(backend) for backend in backends]
+    figures = [backend_label(backend) for backend in backends]
     ratios = []
     if has_lead:
         ratios.append("ASM/other")
@@ -105,7 +105,7 @@ def _add_shapes(page: Page, analysis: Document, most: int) -> None:
             measured = shape["backends"].get(backend)
             tflops = _number(measured["tflops"]) if measured else "-"
             row.append((tflops, "bold green") if backend == best else tflops)
-        row.append(label(best) if best else "none")
+        row.append(backend_label(best) if best else "none")
         if has_lead:
             row.append(_ratio(shape["asm_over_best_other"]))
         if has_roof:
@@ -133,7 +133,7 @@ def _ratio(value: float | None) -> str:
 def _add_pairs(page: Page, pairs: Sequence[Document]) -> None:
     rows = []
     for pair in pairs:
-        names = f"{label(pair['first'])} over {label(pair['second'])}"
+        names = f"{backend_label(pair['first'])} over {backend_label(pair['second'])}"
         ratios = [_ratio(pair[name]) for name in ("least", "most", "mean", "geomean")]
         rows.append([names, f"{pair['shapes']:,}", f"{pair['wins']:,}", *ratios])
     heads = ("backends", "shapes", "faster on", "min", "max", "mean", "geo. mean")
@@ -147,7 +147,14 @@ def _wrong_rows(shapes: Sequence[Document]) -> Iterator[Sequence[str]]:
         for row in sorted(shape["beyond_err_ratio"], key=_by_error):
             error = "(none)" if row["err_ratio"] is None else f"{row['err_ratio']:.4g}"
             faster = "faster than any valid row" if row["us"] < least else ""
-            yield shape["shape"], label(row["backend"]), row["kernel"] or "(no name)", error, f"{row['us']:.2f}", faster
+            yield (
+                shape["shape"],
+                backend_label(row["backend"]),
+                row["kernel"] or "(no name)",
+                error,
+                f"{row['us']:.2f}",
+                faster,
+            )
 
 
 def _by_error(row: Document) -> tuple[float, float]:
@@ -172,7 +179,7 @@ def _add_reference(page: Page, reference: Document) -> None:
         if row["off"]:
             deviating += 1
             deviation = (f"{deviation} !", "bold red")
-        rows.append((*published, _number(figure["tflops"]), label(figure["backend"]), deviation))
+        rows.append((*published, _number(figure["tflops"]), backend_label(figure["backend"]), deviation))
     heads = ("shape", "published", "measured", "backend", "deviation")
     page.table(heads, rows, right=("published", "measured", "deviation"), most=len(rows))
     page.line(
@@ -186,7 +193,7 @@ def _sentences(analysis: Document) -> Iterator[str]:
     """The sentences of the summary, in the order of interest; only what there is to say."""
     rows = analysis["rows"]
     wins = sorted(analysis["summary"]["wins"].items(), key=lambda item: -item[1])
-    won = [f"{label(backend)} on {count:,}" for backend, count in wins if count]
+    won = [f"{backend_label(backend)} on {count:,}" for backend, count in wins if count]
     if won:
         yield f"fastest: {', '.join(won)} of {plural(len(rows), 'shape')}"
     if _has_lead(analysis):
@@ -206,7 +213,7 @@ def _lead_sentence(rows: Sequence[Document]) -> str:
     worst = sorted(loss for loss in losses if loss[0] < 1)
     if not worst:
         return "ASM loses nowhere"
-    named = [f"{shape} ({_ratio(ratio)} of {label(best)})" for ratio, shape, best in worst]
+    named = [f"{shape} ({_ratio(ratio)} of {backend_label(best)})" for ratio, shape, best in worst]
     return f"ASM loses on {len(worst):,}: {and_more(named, MOST_NAMED)}"
 
 

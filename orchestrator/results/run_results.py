@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.ledger.reader import BlockedCandidate, Counts, LedgerReader, ProfileRow, ShapeState
+from orchestrator.ledger.blocked import BlockedCandidate
+from orchestrator.ledger.reader import Counts, LedgerReader, ProfileRow, ShapeState
 from orchestrator.planning.roofline import Gain, Worth, measure_gain
 from worker.families import Family
 

@@ -26,7 +26,7 @@ import yaml
 
 from orchestrator.inventory.load import check_references, limit, load_inventory
 from orchestrator.inventory.model import Node
-from orchestrator.inventory.values import value_hider
+from orchestrator.inventory.references import value_hider
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.results import Document
 from worker.families import FAMILIES, Family, backend_of

@@ -24,33 +24,35 @@ _UNTUNED = re.compile(
 _DTYPES = {"BFloat16": "torch.bfloat16", "Half": "torch.float16", "float": "torch.float32", "tf32": "torch.float32"}
 _FP8 = {"q_dtype_a": "torch.float8_e4m3fn", "q_dtype_w": "torch.float8_e4m3fn"}
 _BF16 = {"q_dtype_a": "torch.bfloat16", "q_dtype_w": "torch.bfloat16"}
-# (dtype, block, what follows) in a file's name -> the quantisation as columns of fmoe
 _SCHEMES = {
     ("fp8_w8a8", "[128,128]", ""): {**_FP8, "q_type": "QuantType.per_1x128"},
     ("fp8_w8a8", "", ""): {**_FP8, "q_type": "QuantType.per_Tensor"},
     (None, "", ""): {**_BF16, "q_type": "QuantType.No"},
 }
+"""(dtype, block, what follows) in a file's name -> the quantisation as columns of fmoe."""
 
 
 def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
     """The family and key columns of a config file that an engine did not find. Raises ValueError for one that gemmfleet
     does not tune."""
-    found = _FILE.search(line)
-    kind = found and (found["dtype"], (found["block"] or "").replace(" ", ""), found["more"])
-    if found is None or kind not in _SCHEMES or (found["N"] and not found["block"]):
+    file = _FILE.search(line)
+    scheme = file and _SCHEMES.get((file["dtype"], (file["block"] or "").replace(" ", ""), file["more"]))
+    is_linear = bool(file and file["N"])
+    if not file or scheme is None or (is_linear and not file["block"]):
         raise ValueError(f"gemmfleet does not tune {line.partition('not found at')[2].split('/')[-1].strip()}")
-    if found["N"]:
-        return "a8w8_blockscale", {"N": found["N"], "K": found["K"]}
-    return "fmoe", {"inter_dim": found["inter_dim"], "expert": found["expert"], **_SCHEMES[kind]}
+    if is_linear:
+        return "a8w8_blockscale", {"N": file["N"], "K": file["K"]}
+    return "fmoe", {"inter_dim": file["inter_dim"], "expert": file["expert"], **scheme}
 
 
 def read_tunableop(line: str) -> tuple[str, dict[str, str]] | None:
     """The shape of a line of `tunableop_untuned*.csv`, None for a tuned one. Raises ValueError for a GEMM that is not
     of the family a16w16."""
-    found = _UNTUNED.search(line)
-    if found is None:
+    gemm = _UNTUNED.search(line)
+    if gemm is None:
         return None
-    dtype, bias = _DTYPES.get(found["dtype"]), {"Gemm": "False", "GemmAndBias": "True"}.get(found["op"])
-    if dtype is None or bias is None or found["layout"] != "TN":
-        raise ValueError(f"gemmfleet does not tune {found[0].partition(',')[0]}")
-    return "a16w16", {**{name: found[name] for name in "MNK"}, "bias": bias, "dtype": dtype, "outdtype": dtype}
+    dtype = _DTYPES.get(gemm["dtype"])
+    bias = {"Gemm": "False", "GemmAndBias": "True"}.get(gemm["op"])
+    if dtype is None or bias is None or gemm["layout"] != "TN":
+        raise ValueError(f"gemmfleet does not tune {gemm[0].partition(',')[0]}")
+    return "a16w16", {**{name: gemm[name] for name in "MNK"}, "bias": bias, "dtype": dtype, "outdtype": dtype}

@@ -1,7 +1,8 @@
 """The shapes of a model in the columns of a family: the GEMMs of one rank, for each M, with how often they run.
 
-`model_config.py` reads the model, `serving.py` knows the GEMMs of a rank. This module decides which of them a family
-holds: those with the family's quantisation. For the config files of vLLM see `vllm_files.py`.
+`shapes from-model` calls `read_model` (`model_config.py`), then `model_shapes` here. The GEMMs of a rank come from
+`serving.py`. This module decides which of them a family holds: those with the family's quantisation. For the config
+files of vLLM see `vllm_files.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ModelShapes:
     come from, and what should be known of them."""
 
     calls: Mapping[Key, int]
-    layers: Sequence[tuple[str, str]]  # (name, its numbers in words)
+    layers: Sequence[tuple[str, str]]
+    """(name, its numbers in words), such as ("qkv", "N 1280, K 8192, 80 times")."""
     notes: Sequence[str]
 
     @property
@@ -79,25 +81,38 @@ def model_shapes(
     if family.two_stages:
         return expert_shapes(model, family, ms, ranks, fixed)
     notes = [*model.notes, *describe_unknown(model.placed)]
-    layers = family_layers(model, family, ranks.tp, only)
-    for limit in family.limits:
-        bad = [layer for layer in layers if {"N": layer.n, "K": layer.k}.get(limit.column, 0) % limit.multiple_of]
-        layers = [layer for layer in layers if layer not in bad]
-        if bad:
-            names = ", ".join(dict.fromkeys(layer.name for layer in bad))
-            notes.append(f"left out {names}: {limit.column} is not a multiple of {limit.multiple_of} ({limit.why})")
+    layers = []
+    wrong_sizes: dict[str, list[str]] = {}  # what is wrong, with the names of the layers
+    for layer in family_layers(model, family, ranks.tp, only):
+        problem = size_problem(layer, family)
+        if problem:
+            wrong_sizes.setdefault(problem, []).append(layer.name)
+        else:
+            layers.append(layer)
+    for problem, names in wrong_sizes.items():
+        notes.append(f"left out {', '.join(dict.fromkeys(names))}: {problem}")
     if not layers:
         raise InputError(f"no GEMM with --tp {ranks.tp} can be of family {family.name}: {'; '.join(notes)}")
-    calls, words = Counter[Key](), list[tuple[str, str]]()
+    calls = Counter[Key]()
+    descriptions: list[tuple[str, str]] = []
     for layer in layers:
         values = {**layer_columns(model, layer), **fixed}
         for m in ms:
             calls[family_key(family, {**values, "M": m})] += layer.count
         batch = f", B {layer.b}" if layer.b else ""
-        words.append((layer.name, f"N {layer.n}, K {layer.k}{batch}, {layer.count} times"))
+        descriptions.append((layer.name, f"N {layer.n}, K {layer.k}{batch}, {layer.count} times"))
     if len(calls) > MAX_SHAPES:
         raise InputError(f"that makes {len(calls)} shapes; name fewer with --m or --layers")
-    return ModelShapes(calls, words, notes)
+    return ModelShapes(calls, descriptions, notes)
+
+
+def size_problem(layer: Layer, family: Family) -> str | None:
+    """The reason why no kernel of the family takes the sizes of a layer."""
+    for limit in family.limits:
+        size = {"N": layer.n, "K": layer.k}.get(limit.column, 0)
+        if size % limit.multiple_of:
+            return f"{limit.column} is not a multiple of {limit.multiple_of} ({limit.why})"
+    return None
 
 
 def layer_columns(model: Model, layer: Layer) -> dict[str, int | str]:
@@ -166,36 +181,39 @@ def expert_shapes(
     if not model.placed.experts:
         raise InputError(f"model type {model.model_type} has no experts, so family {family.name} has no shapes of it")
     notes = [*model.notes, *describe_unknown(model.placed)]
-    calls, words = Counter[Key](), list[tuple[str, str]]()
+    calls = Counter[Key]()
+    descriptions: list[tuple[str, str]] = []
     for experts in model.placed.experts:
         values = {**expert_columns(model, experts, fixed), **fixed}
         for sizes in rank_experts(model, experts, ranks):
             for m in ms:
                 calls[family_key(family, {**sizes, **values, "token": m})] += experts.layers
             text = "model_dim {model_dim}, inter_dim {inter_dim}, {expert} experts, top {topk}".format(**sizes)
-            words.append(("experts", f"{text}, {experts.layers} times"))
+            descriptions.append(("experts", f"{text}, {experts.layers} times"))
             if values["q_dtype_w"] == FP4 and (sizes["model_dim"] % 256 or sizes["inter_dim"] % 256):
                 notes.append("serving stacks pad the experts of FP4 models to a multiple of 256: check with a capture")
     if model.placed.shared_inter and not ranks.fuse_shared:
         notes.append("shared experts are not counted as routed ones; stacks that fuse them need --fuse-shared")
-    return ModelShapes(calls, words, list(dict.fromkeys(notes)))
+    return ModelShapes(calls, descriptions, list(dict.fromkeys(notes)))
 
 
 def rank_experts(model: Model, experts: Experts, ranks: Ranks) -> list[dict[str, int]]:
     """fmoe's sizes of the ranks, the largest first. Raises InputError if the ranks do not fit."""
-    inter, fused = experts.inter_dim, 0
     if ranks.ep > experts.experts:
         raise InputError(f"--ep {ranks.ep} is more than the {experts.experts} experts")
+    inter_dim = experts.inter_dim
     if ranks.ep == 1:
-        inter = divided(inter, ranks.tp, f"the experts' width {inter}; experts can be spread with --ep")
+        inter_dim = divided(inter_dim, ranks.tp, f"the experts' width {inter_dim}; experts can be spread with --ep")
+    fused = 0
     if ranks.fuse_shared:
         fused, rest = divmod(model.placed.shared_inter, experts.inter_dim)
         if rest or not fused:
             raise InputError("--fuse-shared: the model has no shared expert of the routed experts' width")
-    numbers = sorted({-(-experts.experts // ranks.ep), experts.experts // ranks.ep}, reverse=True)
+    most = -(-experts.experts // ranks.ep)
+    fewest = experts.experts // ranks.ep
     return [
-        {"model_dim": experts.model_dim, "inter_dim": inter, "expert": number + fused, "topk": model.topk + fused}
-        for number in numbers
+        {"model_dim": experts.model_dim, "inter_dim": inter_dim, "expert": number + fused, "topk": model.topk + fused}
+        for number in dict.fromkeys((most, fewest))
     ]
 
 

@@ -82,25 +82,56 @@ def list_weights(raw: dict[str, Any]) -> Listing:
     import torch
     import transformers
 
-    config = make_config(without_dropped(raw))
-    text = config.get_text_config()
-    check_config(text, raw)
-    auto: Any = transformers.AutoModelForCausalLM  # without types
-    is_text = type(text) in auto._model_mapping
-    if not is_text:
-        # the class is one within a multimodal one, whose other modules are left out below
-        auto, text = transformers.AutoModelForImageTextToText, config
-    with torch.device("meta"):
-        model = auto.from_config(text, attn_implementation="eager", trust_remote_code=False)
+    try:
+        config = make_config(without_dropped(raw))
+        text = config.get_text_config()
+        check_config(text, raw)
+        auto: Any = transformers.AutoModelForCausalLM  # without types
+        is_text = type(text) in auto._model_mapping
+        if is_text:
+            class_config = text
+        else:
+            # the class is one within a multimodal one, whose other modules are not listed
+            auto = transformers.AutoModelForImageTextToText
+            class_config = config
+        with torch.device("meta"):
+            model = auto.from_config(class_config, attn_implementation="eager", trust_remote_code=False)
+    except KeyError as e:
+        raise ClassError(f"in transformers {transformers.__version__} {describe_missing_key(e, raw)}") from e
     weights = list[Weight]()
     for path, module in model.named_modules():
         if is_text or WITHIN_MULTIMODAL.search(path):
             weights += module_weights(model, path, module)
-    text = config.get_text_config()
     values = json.loads(text.to_json_string(use_diff=False))
     # the names that this type has for common sizes, such as n_embd for hidden_size
     values |= {name: getattr(text, name) for name in text.attribute_map if hasattr(text, name)}
     return Listing(transformers.__version__, text.model_type, values, tuple(weights))
+
+
+def describe_missing_key(error: KeyError, raw: Mapping[str, Any]) -> str:
+    """Say in words what a class looked up in vain, as its KeyError has often nothing but the key.
+
+    The key is a value of the config that the class has no entry for, such as an activation (`hidden_act: situ`), or
+    else the name of a value that the config lacks.
+    """
+    key = str(error.args[0]) if error.args else ""
+    if " " in key:  # a sentence of transformers
+        return f"says: {key}"
+    name = name_of_value(raw, key)
+    if name is not None:
+        return f"does not know {key[:60]!r}, which the config has as {name[:60]}"
+    return f"needs {key[:60]!r}, which the config lacks"
+
+
+def name_of_value(config: Mapping[str, Any], wanted: str) -> str | None:
+    """The name that a config, or an object within it, has for a value; None if it has no such value."""
+    for name, value in config.items():
+        if value == wanted:
+            return name
+        inner_name = name_of_value(value, wanted) if isinstance(value, Mapping) else None
+        if inner_name is not None:
+            return inner_name
+    return None
 
 
 def without_dropped(value: Any) -> Any:

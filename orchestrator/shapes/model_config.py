@@ -102,7 +102,8 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def depth(document: Any) -> int:
     """Levels of a JSON value, counted up to one more than MAX_DEPTH."""
-    level, count = [document], 0
+    level = [document]
+    count = 0
     while level and count <= MAX_DEPTH:
         within = list[Any]()
         for value in level:

@@ -155,7 +155,8 @@ def matcher(patterns: Any, *, loose: bool = False) -> Matcher:
     """
     if isinstance(patterns, str) or not isinstance(patterns, Iterable):
         raise unknown(f"a list of modules that is {str(patterns)[:40]!r}")
-    expressions, names = list[re.Pattern[str]](), set[str]()
+    expressions: list[re.Pattern[str]] = []
+    names = set[str]()
     for pattern in map(str, patterns):
         if not pattern.startswith("re:"):
             # one expert stands for all
@@ -215,7 +216,8 @@ def read_compressed_tensors(values: Mapping[str, Any]) -> list[Rule]:
     groups = values.get("config_groups") or {}
     if not isinstance(groups, Mapping) or not (groups or values.get("kv_cache_scheme")):
         raise unknown("compressed-tensors without groups")
-    named, general = list[Rule](), list[Rule]()
+    named: list[Rule] = []
+    general: list[Rule] = []
     for name, group in groups.items():
         if not isinstance(group, Mapping):
             raise unknown(f"the preset {str(name)[:40]} of compressed-tensors")

@@ -1,7 +1,12 @@
-"""Read a user's CSV into a ShapeList, or raise a ShapesError that names every fault.
+"""Reads a user's CSV of shapes into a ShapeList, or raises a ShapesError that names every fault.
 
-A `CellReader` reads the cells of one key column: their value, what was cleaned (counted for the notes of a list), their
-fault.
+    M,N,K,count
+    16,1280,8192,7
+
+The header names the key columns of a family in any order. A key column that is missing has its default, and a column
+that no family has (here `count`) is kept as an annotation. `tune`, `bench` and `shapes check` call `read_shapes`; for
+several lists of one family they join the results by `union`. A `CellReader` reads the cells of one key column; readers
+of logs use it too, so that a cell is legal everywhere or nowhere.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -18,7 +24,7 @@ from orchestrator.errors import ShapesError
 from orchestrator.files.faults import Faults, escaped, shown
 from orchestrator.files.read import Text, decode, has_content, read_bytes, read_head, split_cells
 from orchestrator.shapes.model import Key, Shape, ShapeList
-from orchestrator.tables.table_family import family_in_name, table_of_others
+from orchestrator.tables.table_names import family_in_name, table_of_others
 from worker.families import BOOLEANS, FAMILIES, Column, Family, Limit
 from worker.text import did_you_mean
 
@@ -36,20 +42,27 @@ _SENTENCES = {
 
 
 class Notes:
-    """Counts by kind (the keys above), each with the place where it first was."""
+    """Counts of what was cleaned in a list by kind (the keys above), each with the place where it first was."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[int, str]] = {}
+        self._counts = Counter[str]()
+        self._first_places: dict[str, str] = {}
 
     def count(self, kind: str, line: int, like: int | None = None) -> None:
         """One more of `kind` in `line`; `like` is the line that it repeats."""
-        n, first = self._found.get(kind) or (0, f"line {line}" + (f" repeats line {like}" if like else ""))
-        self._found[kind] = (n + 1, first)
+        self._counts[kind] += 1
+        if kind not in self._first_places:
+            self._first_places[kind] = f"line {line}" if like is None else f"line {line} repeats line {like}"
 
     def sentences(self) -> list[str]:
         """One sentence a kind, with the count and the first place."""
-        found = ((texts, *self._found[kind]) for kind, texts in _SENTENCES.items() if kind in self._found)
-        return [f"{texts[n > 1].format(n=n)} (first: {first})" for texts, n, first in found]
+        sentences = []
+        for kind, (singular, several) in _SENTENCES.items():
+            count = self._counts[kind]
+            if count:
+                what = singular if count == 1 else several.format(n=count)
+                sentences.append(f"{what} (first: {self._first_places[kind]})")
+        return sentences
 
 
 MAX_INT = 2**31 - 1
@@ -92,7 +105,7 @@ class CellReader:
     def __init__(self, column: Column, limits: Iterable[Limit], notes: Notes) -> None:
         self.column = column
         self.known: dict[str, int | str] = {}
-        self._limits = tuple(x for x in limits if x.column == column.name)
+        self._limits = [limit for limit in limits if limit.column == column.name]
         self._notes = notes
 
     def read(self, cell: str, line: int) -> int | str:
@@ -116,17 +129,20 @@ class CellReader:
             if text not in legal:
                 raise CellError(f"{shown(text)} is not legal: write {' or '.join(legal)}")
             return int(text)
-        digits = text.lstrip("0")
         if not _DIGITS.match(text):
             why = next(words for pattern, words in _NO_INT if pattern.match(text))
             raise CellError(f"{why.format(shown(text))}: write {_RANGE}")
-        if not digits or len(digits) > len(str(MAX_INT)) or int(digits) > MAX_INT:
-            raise CellError(f"{f'{shown(text)} is too large' if digits else 'is zero'}: write {_RANGE}")
+        digits = text.lstrip("0")
+        if not digits:
+            raise CellError(f"is zero: write {_RANGE}")
+        # the length first, because int() refuses texts of thousands of digits
+        if len(digits) > len(str(MAX_INT)) or int(digits) > MAX_INT:
+            raise CellError(f"{shown(text)} is too large: write {_RANGE}")
         value = int(digits)
         for limit in self._limits:
             if value % limit.multiple_of:
-                name, of = limit.column, limit.multiple_of
-                raise CellError(f"{value} is not a multiple of {of} ({limit.why}): drop the shape or pad {name}")
+                what = f"{value} is not a multiple of {limit.multiple_of} ({limit.why})"
+                raise CellError(f"{what}: drop the shape or pad {limit.column}")
         return value
 
     def _text(self, text: str, line: int) -> str:
@@ -142,7 +158,7 @@ class CellReader:
 
 
 # columns of tuned tables that are no part of a shape, so that a tuned table can serve as a shapes list
-IGNORED = {"gfx", "cu_num", "_tag", *(c for f in FAMILIES.values() for c in f.result_columns)}
+IGNORED = {"gfx", "cu_num", "_tag"}.union(*(family.result_columns for family in FAMILIES.values()))
 
 MAX_COLUMNS = 256
 
@@ -152,24 +168,25 @@ LIKE_A_KEY = 0.7
 
 
 def _not_a_header(text: str, names: Sequence[str], family: Family) -> str | None:
-    wanted = ",".join(c.name for c in family.columns if c.required)
+    """The fault of a first line that is no header at all."""
     if len(names) > MAX_COLUMNS:
         return f"the header has {len(names)} columns, and a shapes file has at most {MAX_COLUMNS}"
     if len(names) == 1:
         for separator, word in ((";", "';'"), ("\t", "tabs"), ("|", "'|'")):
             if separator in text.strip():
                 return f"the columns are separated by {word}: separate them by commas"
-    if all(n.isascii() and n.isdigit() for n in names):
-        return f"there is no header: the first line must name the columns, {wanted}"
+    if all(_DIGITS.match(name) for name in names):
+        required = ",".join(column.name for column in family.columns if column.required)
+        return f"there is no header: the first line must name the columns, {required}"
     return None
 
 
 def _misspelled(name: str, names: Sequence[str], family: Family) -> str | None:
     """The key column that the file lacks and that `name` was meant to be; None where it is like none."""
-    given = {n.lower() for n in names}
-    lacking = {k.lower(): k for k in family.key_names if k.lower() not in given and len(k) > 1}
-    near = difflib.get_close_matches(name.lower(), lacking, n=1, cutoff=LIKE_A_KEY)
-    return lacking[near[0]] if near else None
+    present = {name.lower() for name in names}
+    missing = {key.lower(): key for key in family.key_names if key.lower() not in present and len(key) > 1}
+    nearest = difflib.get_close_matches(name.lower(), missing, n=1, cutoff=LIKE_A_KEY)
+    return missing[nearest[0]] if nearest else None
 
 
 MAX_BYTES = 64 * 2**20  # some three million shapes
@@ -190,14 +207,17 @@ def read_shapes(path: str | Path, family: Family) -> ShapeList:
         table.read(text)
     faults.raise_as(ShapesError)
     assert text is not None, "there would be a fault"
-    shapes = [Shape(i, key) for i, key in enumerate(table.seen, 1)]
-    notes = [
-        *(["dropped the byte order mark at the start of the file"] if text.bom else []),
-        *([f"read {text.ends} line ends as LF"] if text.ends != "LF" else []),
-        *table.notes.sentences(),
-        *table.notes_on_columns(),
-    ]
-    return ShapeList(shapes, notes, hashlib.sha256(data).hexdigest(), str(path), table.annotations)
+    notes = []
+    if text.bom:
+        notes.append("dropped the byte order mark at the start of the file")
+    if text.ends != "LF":
+        notes.append(f"read {text.ends} line ends as LF")
+    notes += table.notes.sentences() + table.notes_on_columns()
+    return ShapeList(_numbered(table.seen), notes, hashlib.sha256(data).hexdigest(), str(path), table.annotations)
+
+
+def _numbered(keys: Iterable[Key]) -> list[Shape]:
+    return [Shape(number, key) for number, key in enumerate(keys, 1)]
 
 
 def family_of_list(path: Path, known: Iterable[str] = tuple(FAMILIES)) -> str | None:
@@ -207,150 +227,170 @@ def family_of_list(path: Path, known: Iterable[str] = tuple(FAMILIES)) -> str | 
         raise ShapesError(
             f"{path}: is the list of AITER's {table}.csv, which nothing here tunes; give a list of yours another name"
         )
-    found = [name for name in FAMILIES if f"-{path.stem}".endswith(f"-{name}")]
-    found += [f.name for f in [family_in_name(path.name.replace("untuned", "tuned"))] if f]
-    header = {c.strip(BLANK).lower() for c in read_head(path, 4096, ShapesError).partition("\n")[0].split(",")}
-    found = found or [n for n in known if {c.name.lower() for c in FAMILIES[n].columns if c.required} <= header]
-    return found[0] if len(found) == 1 else None
+    names = [name for name in FAMILIES if f"-{path.stem}".endswith(f"-{name}")]
+    aiters_family = family_in_name(path.name.replace("untuned", "tuned"))
+    if aiters_family:
+        names.append(aiters_family.name)
+    header = {cell.strip(BLANK).lower() for cell in read_head(path, 4096, ShapesError).partition("\n")[0].split(",")}
+    if not names:
+        names = [name for name in known if _required_columns(FAMILIES[name]) <= header]
+    return names[0] if len(names) == 1 else None
+
+
+def _required_columns(family: Family) -> set[str]:
+    return {column.name.lower() for column in family.columns if column.required}
 
 
 def union(lists: Sequence[ShapeList]) -> ShapeList:
     """One list of several of a family. A shape counts where it is first, like a repeated row of a file."""
-    found: dict[Key, dict[str, str]] = {}
-    for of in lists:
-        for i, shape in enumerate(of.shapes):
-            found.setdefault(shape.key, {name: cells[i] for name, cells in of.annotations.items()})
-    names = dict.fromkeys(name for cells in found.values() for name in cells)
+    cells_by_key: dict[Key, dict[str, str]] = {}
+    for shape_list in lists:
+        for index, shape in enumerate(shape_list.shapes):
+            cells = {name: column[index] for name, column in shape_list.annotations.items()}
+            cells_by_key.setdefault(shape.key, cells)
+    columns = dict.fromkeys(name for cells in cells_by_key.values() for name in cells)
     return ShapeList(
-        [Shape(i, key) for i, key in enumerate(found, 1)],
-        [f"{of.source}: {note}" for of in lists for note in of.notes],
-        hashlib.sha256("".join(of.sha256 for of in lists).encode()).hexdigest(),
-        " ".join(of.source for of in lists),
-        {name: [cells.get(name, "") for cells in found.values()] for name in names},
+        _numbered(cells_by_key),
+        [f"{shape_list.source}: {note}" for shape_list in lists for note in shape_list.notes],
+        hashlib.sha256("".join(shape_list.sha256 for shape_list in lists).encode()).hexdigest(),
+        " ".join(shape_list.source for shape_list in lists),
+        {name: [cells.get(name, "") for cells in cells_by_key.values()] for name in columns},
     )
 
 
 def fixed_columns(family: Family, given: Mapping[str, str], faults: Faults) -> dict[str, int | str]:
     """Values given to key columns for every shape; faults are added."""
     values: dict[str, int | str] = {}
-    free = {c.name: c for c in family.columns if not c.required}
+    optional = {column.name: column for column in family.columns if not column.required}
     for name, text in given.items():
-        if name not in free:
-            can = ", ".join(free) or "none"
-            faults.add(f"{shown(name)} cannot be set for all shapes of {family.name} (can be: {can})")
+        if name not in optional:
+            legal = ", ".join(optional) or "none"
+            faults.add(f"{shown(name)} cannot be set for all shapes of {family.name} (can be: {legal})")
             continue
         try:
-            values[name] = CellReader(free[name], family.limits, Notes()).read(text, 0)
+            values[name] = CellReader(optional[name], family.limits, Notes()).read(text, 0)
         except CellError as e:
             faults.add(f"value set for all shapes: {e}", column=name)
     return values
 
 
 class _Table:
-    """The rows of one file. `seen` maps each key to the line that first had it, in file order.
-
-    `names` are the cells of the header, `position` says where the file has each key column, `kept` where it has each
-    column that gemmfleet does not know. `respelled`: key columns in another case, in words.
-    """
+    """Reads the lines of one file. Call `read`; then `seen`, `annotations` and both kinds of notes are complete."""
 
     def __init__(self, family: Family, faults: Faults) -> None:
-        self.family, self.faults, self.notes = family, faults, Notes()
+        self.family = family
+        self.faults = faults
+        self.notes = Notes()
         self.seen: dict[Key, int] = {}
-        self.names: list[str] = []
-        self.position: dict[str, int] = {}
-        self.kept: dict[str, int] = {}
-        self.ignored: list[str] = []
-        self.respelled: list[str] = []
+        """The key of each shape -> the line that first had it, in file order."""
         self.annotations: dict[str, list[str]] = {}
+        """Columns that gemmfleet does not know: their cells, one a shape."""
+        self._header: list[str] = []
+        """The cells of the header."""
+        self._positions: dict[str, int] = {}
+        """The position of each column in a line; key columns are spelled as the family has them."""
+        self._annotation_positions: dict[str, int] = {}
+        self._ignored: list[str] = []
+        self._respelled: list[str] = []
+        """Key columns in another case, in words."""
 
     def read(self, text: Text) -> None:
         """Read header and rows; faults and notes are added, nothing is raised."""
-        lines = text.lines
-        top = next(i for i, line in enumerate(lines) if has_content(line))
-        end = next(i for i in range(len(lines), 0, -1) if has_content(lines[i - 1]))
+        filled = [index for index, line in enumerate(text.lines) if has_content(line)]
+        top = filled[0]
+        last = filled[-1]
         for number in range(1, top + 1):
             self.notes.count("blank", number)
-        if not self._header(lines[top], top + 1):
+        if not self._read_header(text.lines[top], top + 1):
             return
-        if end == top + 1:
+        if top == last:
             self.faults.add("no shapes: no row follows the header")
-        self._rows(lines[top + 1 : end], top + 2)
+        self._read_rows(text.lines[top + 1 : last + 1], top + 2)
 
-    def _header(self, text: str, line: int) -> bool:
+    def _read_header(self, text: str, line: int) -> bool:
         """Read the header and add its faults; False where the line is no header at all."""
         cells = split_cells(text)
-        self.names = names = [c.strip(BLANK) for c in cells]
-        if wrong := _not_a_header(text, names, self.family):
-            self.faults.add(wrong, line=line)
+        self._header = [cell.strip(BLANK) for cell in cells]
+        fault = _not_a_header(text, self._header, self.family)
+        if fault:
+            self.faults.add(fault, line=line)
             return False
-        for cell, name in zip(cells, names, strict=True):
+        for cell, name in zip(cells, self._header, strict=True):
             if cell != name:
                 self.notes.count("spaces", line)
         if '"' in text and '"' not in "".join(cells):
             self.notes.count("quotes", line)
-        keys = {k.lower(): k for k in self.family.key_names}
-        seen: dict[str, int] = {}
-        for at, written in enumerate(names):
-            name, wrong = keys.get(written.lower(), written), ""
-            first = seen.setdefault(name, at)
-            if first != at:
-                wrong = f"is in the header twice (columns {first + 1} and {at + 1}): drop one"
-            elif name in self.family.key_names:
-                self.position[name] = at
-                self.respelled += [f"{written} as {name}"] if written != name else []
-            elif name in IGNORED:
-                self.ignored.append(name)
-            elif meant := _misspelled(name, names, self.family):
-                wrong = f"unknown column {shown(name)} for family {self.family.name}; did you mean {meant}?"
-            elif not name:
-                wrong = "a column without a name: name it or drop it, with any comma too many"
-            else:
-                self.kept[escaped(name)] = at
-            if wrong:
-                self.faults.add(wrong, line=line, column=self._label(at))
-        self.annotations = {name: [] for name in self.kept}
-        others = ", ".join(shown(n) for n in list(self.kept)[:6])
-        has = f" (other columns here: {others})" if others else ""
+        for index in range(len(cells)):
+            fault = self._place_column(index)
+            if fault:
+                self.faults.add(fault, line=line, column=self._label(index))
+        others = ", ".join(shown(name) for name in list(self.annotations)[:6])
+        present = f" (other columns here: {others})" if others else ""
         for column in self.family.columns:
-            if column.required and column.name not in self.position:
-                what = f"column {column.name} is missing: family {self.family.name} needs it{has}"
+            if column.required and column.name not in self._positions:
+                what = f"column {column.name} is missing: family {self.family.name} needs it{present}"
                 self.faults.add(what, line=line, column=column.name)
         return True
 
-    def _label(self, at: int) -> str:
-        """The name of the column at position `at` for a message."""
-        name = self.names[at] if at < len(self.names) else ""
-        return name if name.isascii() and name.isidentifier() and len(name) <= 40 else f"column {at + 1}"
+    def _place_column(self, index: int) -> str | None:
+        """Decide what a column of the header is; return its fault, if it has one."""
+        written = self._header[index]
+        key_names = {name.lower(): name for name in self.family.key_names}
+        name = key_names.get(written.lower(), written)
+        first = self._positions.setdefault(name, index)
+        if first != index:
+            return f"is in the header twice (columns {first + 1} and {index + 1}): drop one"
+        if name in self.family.key_names:
+            if written != name:
+                self._respelled.append(f"{written} as {name}")
+            return None
+        if name in IGNORED:
+            self._ignored.append(name)
+            return None
+        meant = _misspelled(name, self._header, self.family)
+        if meant:
+            return f"unknown column {shown(name)} for family {self.family.name}; did you mean {meant}?"
+        if not name:
+            return "a column without a name: name it or drop it, with any comma too many"
+        self.annotations[escaped(name)] = []
+        self._annotation_positions[escaped(name)] = index
+        return None
 
-    def _rows(self, lines: list[str], start: int) -> None:
-        columns = [c for c in self.family.columns if c.name in self.position]
-        rest = [c for c in self.family.columns if c not in columns]
-        order = [c.name for c in (*columns, *rest)]
+    def _label(self, index: int) -> str:
+        """The name of a column for a message."""
+        name = self._header[index] if index < len(self._header) else ""
+        return name if name.isascii() and name.isidentifier() and len(name) <= 40 else f"column {index + 1}"
+
+    def _read_rows(self, lines: list[str], start: int) -> None:
+        """Read the rows; `start` is the number of their first line. A line whose cells were all seen before is only
+        looked up, which makes a list of 100,000 shapes a matter of a second."""
+        columns = [column for column in self.family.columns if column.name in self._positions]
+        missing = [column for column in self.family.columns if column.name not in self._positions]
+        order = [column.name for column in (*columns, *missing)]
         in_order = itemgetter(*(order.index(name) for name in self.family.key_names))
-        constants = [default_of(c) for c in rest]
-        readers = [(self.position[c.name], CellReader(c, self.family.limits, self.notes)) for c in columns]
-        known = [(at, reader.known) for at, reader in readers]
-        width, seen = len(self.names), self.seen
-        kept = [(self.kept[name], cells) for name, cells in self.annotations.items()]
+        defaults = [default_of(column) for column in missing]
+        readers = [(self._positions[c.name], CellReader(c, self.family.limits, self.notes)) for c in columns]
+        known = [(position, reader.known) for position, reader in readers]
+        annotations = [(self._annotation_positions[name], cells) for name, cells in self.annotations.items()]
         for number, line in enumerate(lines, start):
             cells = split_cells(line)
             values: list[int | str] | None
-            try:  # most cells were seen before
-                if len(cells) != width or '"' in line:
+            try:
+                if len(cells) != len(self._header) or '"' in line:
                     raise KeyError
-                values = [values_of[cells[at]] for at, values_of in known]
+                values = [values_of[cells[position]] for position, values_of in known]
             except KeyError:
-                values = self._row(line, cells, number, readers)
+                values = self._read_row(line, cells, number, readers)
                 if values is None:
                     continue
-            first = seen.setdefault(in_order(values + constants), number)
+            first = self.seen.setdefault(in_order(values + defaults), number)
             if first != number:
                 self.notes.count("repeats", number, first)
                 continue
-            for at, texts in kept:
-                texts.append(escaped(cells[at]))
+            for position, texts in annotations:
+                texts.append(escaped(cells[position]))
 
-    def _row(
+    def _read_row(
         self, line: str, cells: list[str], number: int, readers: list[tuple[int, CellReader]]
     ) -> list[int | str] | None:
         """The values of a row, checked cell by cell; None where it is blank or faulty."""
@@ -362,27 +402,28 @@ class _Table:
             return None
         if '"' in line:
             self.notes.count("quotes", number)
-        has, wants = len(cells), len(self.names)
-        if has != wants:
-            what = f"the row is too {'short' if has < wants else 'long'}: it has {has} cells, the header {wants}"
-            self.faults.add(what, line=number, column=self._label(min(has, wants)))
+        width = len(self._header)
+        if len(cells) != width:
+            size = "short" if len(cells) < width else "long"
+            what = f"the row is too {size}: it has {len(cells)} cells, the header {width}"
+            self.faults.add(what, line=number, column=self._label(min(len(cells), width)))
             return None
         values: list[int | str] = []
-        for at, reader in readers:
+        for position, reader in readers:
             try:
-                values.append(reader.read(cells[at], number))
+                values.append(reader.read(cells[position], number))
             except CellError as e:
                 self.faults.add(e, line=number, column=reader.column.name)
         return values if len(values) == len(readers) else None
 
     def notes_on_columns(self) -> list[str]:
         """Sentences on columns: respelled, not used, ignored, and taken by default."""
-        taken = [c for c in self.family.columns if c.name not in self.position]
-        of = self.family.name
+        name = self.family.name
+        missing = [column for column in self.family.columns if column.name not in self._positions]
         sentences = {
-            "read the columns": self.respelled,
-            f"columns that {of} does not use, kept as annotations:": [shown(name) for name in self.annotations],
-            "ignored columns that are no part of a shape:": self.ignored,
-            f"default of {of} for columns that the file lacks:": [f"{c.name} = {c.default}" for c in taken],
+            "read the columns": self._respelled,
+            f"columns that {name} does not use, kept as annotations:": [shown(column) for column in self.annotations],
+            "ignored columns that are no part of a shape:": self._ignored,
+            f"default of {name} for columns that the file lacks:": [f"{c.name} = {c.default}" for c in missing],
         }
         return [f"{words} {', '.join(columns)}" for words, columns in sentences.items() if columns]

@@ -143,8 +143,8 @@ def read_forms(text: str) -> dict[tuple[str, frozenset[str]], tuple[Gemm, ...]]:
 
 def read_gemm(text: str) -> Gemm:
     """`whole apart q_a = q_a_proj`."""
-    left, _, parts = text.partition("=")
-    split, *flags, name = left.split()
+    words, _, parts = text.partition("=")
+    split, *flags, name = words.split()
     return Gemm(name, tuple(parts.split()), split, "apart" in flags, "unquantised" not in flags)
 
 
@@ -220,7 +220,8 @@ def place(listing: Listing, quantisation: Quantisation) -> Placed:
     unknown_blocks = {block for block, weights in blocks.items() if not is_known(block, weights)}
     # MiniMax-M3's servers fuse the indexer within an attention with q, k and v
     around_unknown = {block for block in blocks if any(inner.startswith(f"{block}.") for inner in unknown_blocks)}
-    gemms, unknown = list[PlacedGemm](), list[Weight]()
+    gemms: list[PlacedGemm] = []
+    unknown: list[Weight] = []
     experts = Counter[Experts]()
     for block, weights in blocks.items():
         if block in unknown_blocks | around_unknown:
@@ -284,13 +285,16 @@ def expert_sizes(weights: Mapping[str, Weight]) -> tuple[int, int, int, bool] | 
     down. LongCat's `gate_up_proj` also has experts that compute nothing; `down_proj` has the real ones only.
     """
     has_gate = "gate_up_proj" in weights
-    up, down = weights.get("gate_up_proj" if has_gate else "up_proj"), weights.get("down_proj")
+    up = weights.get("gate_up_proj" if has_gate else "up_proj")
+    down = weights.get("down_proj")
     if up is None or down is None or len(weights) != 2 or not len(up.shape) == len(down.shape) == 3:
         return None
     for transposed in (False, True) if has_gate else (up.transposed,):
-        (outputs, inputs), (model_dim, inter) = up.shape[1:], down.shape[1:]
+        outputs, inputs = up.shape[1:]
+        model_dim, inter = down.shape[1:]
         if transposed:
-            outputs, inputs, model_dim, inter = inputs, outputs, inter, model_dim
+            inputs, outputs = up.shape[1:]
+            inter, model_dim = down.shape[1:]
         is_whole = inputs == model_dim and outputs == inter * (2 if has_gate else 1)
         if is_whole and transposed is not None:
             return model_dim, inter, down.shape[0], has_gate
@@ -304,7 +308,7 @@ def rank_layers(placed: Placed, tp: int, only: Sequence[str] = ()) -> list[Layer
     faults = dict[str, None]()
     named = [weight for weight in placed.unknown if name_of(weight) in only and len(weight.shape) == 2]
     for placed_gemm in (*placed.gemms, *map(as_it_is, named)):
-        gemm, first = placed_gemm.gemm, placed_gemm.weights[0]
+        gemm = placed_gemm.gemm
         try:
             b, n, k = rank_sizes(placed.listing.config, placed_gemm, tp)
         except InputError as e:
@@ -312,7 +316,7 @@ def rank_layers(placed: Placed, tp: int, only: Sequence[str] = ()) -> list[Layer
             continue
         if not 0 < min(n, k) <= max(n, k) <= MAX_INT:
             faults[f"{gemm.name} would have N {n} and K {k}: sizes are from 1 to {MAX_INT}"] = None
-        layers[Layer(gemm, n, k, b, first.bias, placed_gemm.scheme)] += 1
+        layers[Layer(gemm, n, k, b, placed_gemm.weights[0].bias, placed_gemm.scheme)] += 1
     if faults:
         raise InputError(list(faults))
     return [replace(layer, count=count) for layer, count in layers.items()]
@@ -325,10 +329,12 @@ def as_it_is(weight: Weight) -> PlacedGemm:
 
 def rank_sizes(config: Mapping[str, Any], placed: PlacedGemm, tp: int) -> tuple[int, int, int]:
     """(B, N, K) of a rank; B 0: not batched. Raises InputError if `tp` does not fit."""
-    name, split = placed.gemm.name, placed.gemm.split
+    name = placed.gemm.name
+    split = placed.gemm.split
     weights = placed.weights
     rows = [matrix(weight)[0] for weight in weights]
-    n, k = sum(rows), matrix(weights[0])[1]
+    n = sum(rows)
+    k = matrix(weights[0])[1]
     block = weights[0].sizes
     if split == "rows":
         return 0, n, divided(k, tp, f"the width {k} of {name}")
@@ -339,7 +345,8 @@ def rank_sizes(config: Mapping[str, Any], placed: PlacedGemm, tp: int) -> tuple[
     if split == "groups":
         return divided(block["n_groups"], tp, f"the groups of {name}"), n // block["n_groups"], k
     if split == "absorbed":
-        heads, v = block["num_heads"], block["v_head_dim"]
+        heads = block["num_heads"]
+        v = block["v_head_dim"]
         sizes = (k, n // heads - v) if name == "absorb_k" else (v, k)
         return divided(heads, tp, f"the {heads} heads"), *sizes
     if split == "vocabulary":

@@ -20,7 +20,8 @@ from orchestrator.shapes.serving import Experts, rank_layers
 
 WITH_FILES = (None, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR)
 """Schemes of experts whose config files gemmfleet tunes; None: 16 bits."""
-LINEAR, EXPERTS = "a8w8_blockscale", "fmoe"
+LINEAR = "a8w8_blockscale"
+EXPERTS = "fmoe"
 
 
 def vllm_shapes(
@@ -28,9 +29,10 @@ def vllm_shapes(
 ) -> tuple[dict[str, ModelShapes], list[str]]:
     """(the shapes of a rank by family, sentences about them). `columns`: values for key columns of fmoe. Raises
     InputError if vLLM would not load the model so, or looks up no config file for it."""
-    notes, found = list[str](), dict[str, ModelShapes]()
+    notes: list[str] = []
+    lists: dict[str, ModelShapes] = {}
     if names := block_layers(model, ranks.tp):
-        found[LINEAR] = model_shapes(model, get_family(LINEAR), ms, ranks, only=names)
+        lists[LINEAR] = model_shapes(model, get_family(LINEAR), ms, ranks, only=names)
     reasons = [reason for experts in model.placed.experts if (reason := without_file(experts, ranks))]
     if reasons:
         notes.append(f"left out the experts, {reasons[0]}")
@@ -41,10 +43,10 @@ def vllm_shapes(
             tuple("QuantType.per_Tensor" if cell == "QuantType.per_Token" else cell for cell in key): count
             for key, count in shapes.calls.items()
         }
-        found[EXPERTS] = replace(shapes, calls=calls)
-    if not found:
+        lists[EXPERTS] = replace(shapes, calls=calls)
+    if not lists:
         raise InputError(["vLLM looks up no config file of block FP8 or of fused experts for this model", *notes])
-    return found, notes
+    return lists, notes
 
 
 def block_layers(model: Model, tp: int) -> list[str]:
@@ -84,7 +86,8 @@ def file_columns(model: Model, columns: Mapping[str, str]) -> dict[str, str]:
     Shared experts that run as routed ones make E larger, and every token takes them. A `topk` that the user gave says
     how many, as redundant experts make E larger, too. Raises InputError if E and N are not a rank's of this model.
     """
-    local, width = int(columns["expert"]), int(columns["inter_dim"])
+    local = int(columns["expert"])
+    width = int(columns["inter_dim"])
     fitting = [experts for experts in model.placed.experts if width and experts.inter_dim % width == 0]
     topks = {topk for experts in fitting for topk in possible_topks(model, experts, local)}
     if not fitting or ("topk" not in columns and len(topks) != 1):

@@ -22,7 +22,9 @@ from worker.text import and_more, tail
 
 CHECKS = ("test_csv_validation", "test_config_shape_collision")
 FOLDER = "op_tests/tuning_tests"
+"""The folder of the checks in a tree."""
 COMMANDS = [f"python3 -m unittest -v op_tests.tuning_tests.{name}" for name in CHECKS]
+"""The command of each check; the text of the pull request has them too."""
 CHECK_LIMITS = Limits(seconds=1800, memory=32 << 30, output=1 << 30, processes=1024)
 MOST_OUTPUT = 4 << 20
 """Bytes of a check's output that are read, its last ones: unittest names the failing tests at the end."""
@@ -39,16 +41,19 @@ _FAILED = re.compile(r"^(?:FAIL|ERROR): (.+)$", re.M)
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """One check of one tree. `failing`: its tests that fail; `why`: the reason for which none ran; `tail`: its last
-    lines."""
+    """The outcome of one check in one tree."""
 
     failing: frozenset[str] = frozenset()
+    """Its tests that fail."""
     why: str = ""
+    """The reason why no test ran, "" if they did."""
     tail: tuple[str, ...] = ()
+    """Its last lines."""
 
 
 def run_check(tree: Path, name: str, python: str, jit: Path, log: Path) -> CheckRun:
-    """One check of a tree. `jit`: the folder of built modules, which its import may take."""
+    """Run one check in a tree, with its output in `log`. `jit`: the folder of built modules, which `import aiter` in
+    the check may take."""
     if not (tree / FOLDER / f"{name}.py").is_file():
         return CheckRun(why="this AITER has no such check")
     env = {"PYTHONUSERBASE": site.getuserbase()}  # the home that the check sees is empty
@@ -70,7 +75,7 @@ def run_check(tree: Path, name: str, python: str, jit: Path, log: Path) -> Check
 
 
 def read_output(text: str, code: int) -> CheckRun:
-    """The outcome of a run of unittest, by its output and exit code."""
+    """The outcome of a run of unittest by its output and exit code."""
     exit_code = f"exit code {code}"
     last_lines = tuple([line for line in text.splitlines() if line.strip()][-TAIL_LINES:])
     tests_run = re.search(r"^Ran (\d+) tests?", text, re.M)
@@ -101,7 +106,7 @@ def compare_runs(before: CheckRun, after: CheckRun) -> tuple[bool, str]:
 
 
 def run_verify(words: Sequence[str], table: Path, log: Path) -> tuple[bool, str]:
-    """(True where `verify` proved every row of a table, a sentence on it). `words` name the nodes."""
+    """Run `gemmfleet verify` on a table: (True if it proved every row, a sentence on it). `words` name the nodes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "orchestrator", "verify", *words, "--table", str(table), "--json", "--verbose"]
     with log.open("w") as stderr:

@@ -1,7 +1,9 @@
-"""Check tuned tables against AITER's rules, row by row and together, as AITER merges them at its start; with a build,
-against that AITER: its kernels and chips, the keys of all tables that it merges, order and line ends.
+"""Check tuned tables against AITER's rules, row by row and together, as AITER merges them when it starts; with a build,
+against that AITER: its kernels and chips, the keys of all tables that it merges, order and line ends. No GPU is needed.
 
-Each finding has a way out (`rules.FIXES`). No GPU is needed.
+`db check` and `publish` call `check_tables`, which makes a `TableCheck` of each table. The rules for a single row are
+in `rules.py`, and so is the way out of each finding (`rules.FIXES`). A new rule for a whole table is a step of
+`TableCheck.run`.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from orchestrator.errors import InputError, TunedDBError
 from orchestrator.files.read import text_lines
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.keys import TAG, Key, KeyFault, chip_name, file_order, repetitions
-from orchestrator.tables.mixing import MAX_EXAMPLES, in_aiter, rows_by_kind
+from orchestrator.tables.mixing import MAX_EXAMPLES, is_merged_by_aiter, rows_by_kind
 from orchestrator.tables.provenance import current_records, describe_stale, read_records
 from orchestrator.tables.row_kernels import describe_own
 from orchestrator.tables.rules import REBUILD, BrokenRule, RowRules, fix_of
 from orchestrator.tables.table import Table, TableReader, TableRow, read_table
-from orchestrator.tables.table_family import family_of, shipped_tables, table_of_others
+from orchestrator.tables.table_names import family_of, shipped_tables, table_of_others
 from worker.aiter_tree.kernels import Standing
 from worker.families import Family
 from worker.text import Finding, Level, and_more, plural
@@ -35,30 +37,33 @@ VERDICTS: Mapping[Verdict, str] = {
 }
 MAX_ROWS = 5
 """Most rows of one cause that a line names."""
-SINCE_LATELY = ("xbf16", "flat")
-"""Columns that only today's AITER writes; a table without them needs no warning."""
 
 # A kernel's name, a size, FILE:LINE.
 _NAME_OR_NUMBER = re.compile(r"\S*\d\S*")
 
 SeenKeys = dict[Any, str]
-"""FILE:LINE of each key of a family so far."""
+"""`FILE:LINE` of the first row of each key, over all tables of a family so far."""
 
 
 @dataclass(slots=True)
 class CheckedTable:
-    """A table that was checked. `family` is "" where none is known here. `known` and `stale` count its records of
-    provenance, `kinds` its rows by whose kernels they have, `build` its rows by what a build makes of them."""
+    """A table that was checked, with its findings."""
 
     path: Path
     family: str
+    """Empty if it is of no family that is tuned here."""
     rows: int = 0
     chips: Counter[str] = field(default_factory=Counter)
+    """Its rows by chip."""
     findings: list[Finding] = field(default_factory=list)
     known: int = 0
+    """Its records of provenance that are current."""
     stale: int = 0
+    """Its records whose row has changed or gone."""
     kinds: Counter[str] = field(default_factory=Counter)
+    """Its rows by the owner of their kernels (`row_kernels.KernelKind`)."""
     build: dict[str, int] | None = None
+    """Its rows by their standing in a build (`loads`, `rebuild`, ...), None without a build."""
 
     @property
     def has_records(self) -> bool:
@@ -148,9 +153,10 @@ def verdict_of(tables: Iterable[CheckedTable]) -> Verdict:
 def check_tables(
     paths: Sequence[Path], wanted: str | None, err_ratio: float, build: Build | None = None, *, alone: bool = False
 ) -> tuple[list[CheckedTable], list[str]]:
-    """(the tables, what could not be read at all). A folder is a run's, or one with AITER's tables.
+    """Check tables: (the checked ones, a sentence on each that could not be read at all).
 
-    `build`: the AITER that is to serve them, to which they are held; `alone`: it reads none of its own beside them.
+    A folder is a run's, or one with AITER's tables. `wanted`: the family, None to find it out. `err_ratio`: the largest
+    share of wrong elements. `build`: the AITER that is to serve the tables; `alone`: it reads none of its own beside.
     """
     checked: list[CheckedTable] = []
     faults: list[str] = []
@@ -209,12 +215,12 @@ def _keys_of_build(build: Build, family: Family, files: Sequence[Path]) -> SeenK
     seen: SeenKeys = {}
     checked = {path.resolve() for path in files}
     replaced = {path.name for path in files}
-    start = build.start_merge(family)
+    rules = build.merge_rules(family)
     for path in build.tables(family):
         if path.resolve() in checked or path.name in replaced:
             continue
         for row in read_table(path, family, lenient=True).rows:
-            seen.setdefault(start.place(row, family), f"{path.relative_to(build.tree.root)}:{row.line}")
+            seen.setdefault(rules.key_of(row, family), f"{path.relative_to(build.tree.root)}:{row.line}")
     return seen
 
 
@@ -248,7 +254,7 @@ class TableCheck:
     def _check_header(self) -> None:
         if self._reader.head.startswith("\ufeff"):
             self.checked.add(1, BrokenRule("bom", "warning", "begins with a byte order mark"))
-        needed = [name for name in self.family.tuned_header if name not in SINCE_LATELY]
+        needed = [name for name in self.family.tuned_header if name not in self.family.late_columns]
         missing = self.family.to_aiter(name for name in needed if name not in self.header)
         if missing:
             text = f"has no column {', '.join(missing)}, as tables of an earlier date"
@@ -276,7 +282,7 @@ class TableCheck:
         return rows
 
     def _check_keys(self, rows: Sequence[TableRow], seen: SeenKeys) -> None:
-        doubled = list(repetitions(((self._place(row), f"{self.path}:{row.line}") for row in rows), seen))
+        doubled = list(repetitions(((self._merge_key(row), f"{self.path}:{row.line}") for row in rows), seen))
         owners = {first.rpartition(":")[0] for _, first in doubled}
         is_copy = len(doubled) == len(rows) > 1 and len(owners) == 1
         if is_copy:  # of the build's own table
@@ -286,9 +292,9 @@ class TableCheck:
         for second, first in doubled:
             self.checked.add(int(second.rpartition(":")[2]), self._doubled(first))
 
-    def _place(self, row: TableRow) -> Any:
-        """The key of a row as AITER merges it."""
-        return row.place if self.build is None else self.build.start_merge(self.family).place(row, self.family)
+    def _merge_key(self, row: TableRow) -> Any:
+        """The key of a row as the build, or today's AITER, compares it."""
+        return row.place if self.build is None else self.build.merge_rules(self.family).key_of(row, self.family)
 
     def _doubled(self, first: str) -> BrokenRule:
         """The finding on a row whose key `first` has, too.
@@ -296,7 +302,7 @@ class TableCheck:
         An error where AITER merges both: a table that its rule for names does not find is read by a variable alone.
         """
         does = "AITER stops at its start"
-        if self.build is not None and not self.build.start_merge(self.family).repeated_key_stops:
+        if self.build is not None and not self.build.merge_rules(self.family).stops_at_repeated_key:
             does = "AITER silently leaves out one of the two"
         is_found = Path(self.family.tuned_csv).stem in self.path.name
         if self.build is None or is_found or not first.startswith("aiter/configs/"):
@@ -314,7 +320,7 @@ class TableCheck:
             self.checked.add(1, BrokenRule("provenance", "warning", stale))
         by_kind = rows_by_kind(table, known)
         self.checked.kinds.update({kind: len(rows) for kind, rows in by_kind.items()})
-        if "aiter" not in by_kind and not in_aiter(table.path.absolute()):
+        if "aiter" not in by_kind and not is_merged_by_aiter(table.path.absolute()):
             return
         for row in by_kind.get("own", ()):
             text = f"{describe_own(table.cells(row))}, at which AITER stops"
@@ -329,8 +335,7 @@ class TableCheck:
 
     def _check_form(self, rows: Sequence[TableRow], build: Build) -> Iterator[tuple[int, BrokenRule]]:
         """(line, finding) of a table's header, line ends and order, as a build wants them."""
-        start = build.start_merge(self.family)
-        if start.other_columns_stop and not self.alone and not self._has_header_of(build):
+        if build.merge_rules(self.family).stops_at_other_columns and not self.alone and not self._has_header_of(build):
             text = f"its columns are not those of {self.family.tuned_csv}: AITER stops at its start"
             yield 1, BrokenRule("header", "error", text)
         for number, line in enumerate(text_lines(self.path), 1):
@@ -351,7 +356,7 @@ class TableCheck:
         that column."""
         columns = list(self.header)
         own_columns = list(build.header(self.family))
-        if build.start_merge(self.family).key_has_tag:
+        if build.merge_rules(self.family).key_has_tag:
             columns = [name for name in columns if name != TAG]
             own_columns = [name for name in own_columns if name != TAG]
         return not own_columns or columns == own_columns

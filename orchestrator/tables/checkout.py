@@ -1,7 +1,7 @@
 """A checkout of AITER: commits made in a worktree of its own, and the branch that names them at the very end.
 
-The user's work tree, index and hooks are left alone; nothing is fetched or pushed. `aiter_checks.py` runs AITER's own
-checks in a worktree.
+`publish.py` calls `refuse` first, then `commit` within a `worktree`, and `point` last. The user's work tree, index and
+hooks are left alone; nothing is fetched or pushed. `aiter_checks.py` runs AITER's own checks in a worktree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LOCK = "lock"
 """A file in that folder, locked as long as the process of the worktree lives."""
 GIT_S = 600.0
 """Limit of one git command; a worktree of AITER takes some seconds, on a slow disk minutes."""
-_KEPT_ENVIRONMENT = ("GIT_AUTHOR_", "GIT_COMMITTER_")
+_KEPT_VARIABLES = ("GIT_AUTHOR_", "GIT_COMMITTER_")
+"""Beginnings of the variables of git that a commit needs; others could point git at another repository."""
 _CONFIG = ("-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false")
 
 
@@ -36,11 +37,11 @@ class Checkout:
         self.folder = folder
         self.git("rev-parse", "--git-dir")
 
-    def git(self, *words: str, at: Path | None = None) -> str:
-        """The output of a git command, in the folder or at `at`."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith(_KEPT_ENVIRONMENT)}
+    def git(self, *words: str, folder: Path | None = None) -> str:
+        """The output of a git command, in the checkout or in `folder`."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith(_KEPT_VARIABLES)}
         env |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-        argv = ["git", "-C", str(at or self.folder), *_CONFIG, *words]
+        argv = ["git", "-C", str(folder or self.folder), *_CONFIG, *words]
         try:
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=GIT_S, check=False
@@ -109,9 +110,9 @@ class Checkout:
         for name, text in texts.items():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(text, newline="")
-        self.git("add", "--force", "--", *texts, at=tree)
-        self.git("commit", "--quiet", "-m", f"{message}\n\n{TRAILER}", at=tree)
-        return self.git("rev-parse", "HEAD", at=tree).strip()
+        self.git("add", "--force", "--", *texts, folder=tree)
+        self.git("commit", "--quiet", "-m", f"{message}\n\n{TRAILER}", folder=tree)
+        return self.git("rev-parse", "HEAD", folder=tree).strip()
 
     def point(self, branch: str, commit: str) -> None:
         """Let the branch name the commit."""

@@ -1,6 +1,7 @@
 """The decision of a merge: whether a key's new row replaces the one in the table, by two times and their noise. Pure.
 
-`newcomers.py` finds the two times and calls `decide`. The result does not depend on the order of rows and files.
+`NewcomerPool.judge` (`newcomers.py`) finds the two times and calls `decide`, once for each key. The result does not
+depend on the order of rows and files.
 """
 
 from __future__ import annotations

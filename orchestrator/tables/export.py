@@ -1,9 +1,10 @@
 """Export of tuned tables to AITER: environment lines or files, and the rows that it refuses, never selects or must
 rebuild.
 
+`db export` calls `read_sources` and `export_tables`; without a build it says what AITER since 2026 does in general.
 Read from ROCm/aiter at e4048607a5: `AITER_CONFIG` in aiter/jit/core.py (merging and duplicates), the dispatch tables of
 csrc/ck_gemm_*/*.cu and csrc/ck_batched_gemm_*/*.cu (what is compiled in), aiter/jit/optCompilerConfig.json (from which
-tables it is). `model_names.py` says how a model's tables are called.
+tables it is). `table_names.py` says how a model's tables are called.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ from orchestrator.files.write import write_csv
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.keys import best_by_key, repetitions
 from orchestrator.tables.mixing import MAX_EXAMPLES, kind_of_table
-from orchestrator.tables.model_names import model_names
 from orchestrator.tables.provenance import current_records, read_records
 from orchestrator.tables.row_kernels import kernel_of
 from orchestrator.tables.rules import REBUILD
 from orchestrator.tables.run_folders import table_of
 from orchestrator.tables.table import Table, TableRow, read_table
-from orchestrator.tables.table_family import family_of, shipped_tables
+from orchestrator.tables.table_names import family_of, model_names, shipped_tables
 from worker.aiter_tree.kernels import KernelAvailability, Standing
 from worker.families import Family, backend_of
 from worker.text import Finding, Level, plural
@@ -38,15 +38,18 @@ COMPILED = ("ck", "cktile")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Environment lines that make AITER read the tables, files written, and what AITER would do with the rows."""
+    """The outcome of an export."""
 
     env: list[str] = field(default_factory=list)
+    """Lines that make AITER read the tables: `export AITER_CONFIG_GEMM_A8W8=/tables/a8w8.csv`."""
     files: list[str] = field(default_factory=list)
+    """Files that were written."""
     findings: list[Finding] = field(default_factory=list)
+    """Findings on what AITER would do with the rows."""
 
     @property
     def failed(self) -> bool:
-        """Return whether AITER would fail, or would use none of the rows."""
+        """True if AITER would fail, or would use none of the rows."""
         return any(finding.level == "error" for finding in self.findings)
 
 
@@ -62,8 +65,8 @@ def read_sources(paths: Iterable[Path], wanted: str | None) -> dict[Family, list
             faults += e.faults
     if faults:
         raise InputError(faults)
-    for of_family in tables.values():
-        for table in of_family:
+    for family_tables in tables.values():
+        for table in family_tables:
             _refuse_own_kernels(table)
     return tables
 
@@ -78,68 +81,52 @@ def _refuse_own_kernels(table: Table) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFiles:
-    """The files that are to be written. `folder`: None for model_configs here; `model`: None for AITER's own names;
-    `form`: as of `model_names`."""
-
-    folder: Path | None
-    model: str | None
-    form: str | None
-    force: bool
-
-
 def export_tables(
     sources: Mapping[Family, Sequence[Table]],
     chips: Iterable[tuple[str, int]],
     build: Build | None,
     *,
-    out: Path | None,
+    folder: Path | None,
     model: str | None,
     form: str | None,
-    at: str | None,
+    folder_in_container: str | None,
     force: bool,
 ) -> Exported:
-    """Make AITER use tables: write files, if `out` or `model` is given, and return the environment lines.
+    """Make AITER use tables: write files, if `folder` or `model` is given, and return the environment lines.
 
-    `at`: the folder of the tables as the container of AITER sees it. If AITER would fail, the lines are empty. Raises
-    InputError for a name that is taken or that AITER would not find.
+    `chips`: those in use, (gfx, cu_num) each. `folder`: for the files. `model`: the model that they are named by, None
+    for AITER's own names; `form`: as of `model_names`. `folder_in_container`: the tables' folder as the container of
+    AITER sees it, None if it sees this machine's. `force`: existing files are replaced. If AITER would fail, there are
+    no lines. Raises InputError for a name that is taken or that AITER would not find.
     """
     exported = Exported()
     in_build = [
         finding for tables in sources.values() for table in tables for finding in findings_in_build(table, build)
     ]
-    cannot_load = build is not None and any(finding.level == "error" for finding in in_build)
-    if not cannot_load:
-        files = None if out is None and model is None else ExportFiles(out, model, form, force)
-        for tables in sources.values():
-            for table in tables:
-                exported.findings.extend(never_selected(table, chips))
-            paths = _export_family(tables, files, exported)
-            if model is None:
-                _add_environment(tables[0].family, paths, at, build, exported)
+    can_load = build is None or all(finding.level != "error" for finding in in_build)
+    for family, tables in sources.items() if can_load else ():
+        for table in tables:
+            exported.findings.extend(never_selected(table, chips))
+        paths = [table.path for table in tables]
+        if folder is None and model is None:
+            exported.findings.extend(duplicates(tables))
+        else:
+            paths = _write_tables(tables, folder or Path("model_configs"), model, form, force=force)
+            exported.files.extend(map(str, paths))
+        if model is None:
+            _add_environment(family, paths, folder_in_container, build, exported)
+        else:
+            exported.findings.extend(_duplicates_in_folder(paths[0], family))
     exported.findings.extend(in_build)
     if exported.failed:
         exported.env.clear()
     return exported
 
 
-def _export_family(tables: Sequence[Table], files: ExportFiles | None, exported: Exported) -> list[Path]:
-    """Write the files of a family, if any; the tables that AITER is to read."""
-    if files is None:
-        exported.findings.extend(duplicates(tables))
-        return [table.path for table in tables]
-    paths = _write_tables(tables, files)
-    exported.files.extend(map(str, paths))
-    if files.model:
-        exported.findings.extend(_duplicates_in_folder(paths[0], tables[0].family))
-    return paths
-
-
 def _add_environment(
-    family: Family, paths: Sequence[Path], at: str | None, build: Build | None, exported: Exported
+    family: Family, paths: Sequence[Path], folder_in_container: str | None, build: Build | None, exported: Exported
 ) -> None:
-    exported.env.append(_env_line(family, paths, at))
+    exported.env.append(_env_line(family, paths, folder_in_container))
     text = (
         f"{family.name}: with {family.env} set, AITER reads the listed tables only, none of its own;"
         " name its tables too (with -o DIR) to keep their rows"
@@ -149,21 +136,23 @@ def _add_environment(
     exported.findings.append(Finding("note", "tables", "", 0, text))
 
 
-def _write_tables(tables: Sequence[Table], files: ExportFiles) -> list[Path]:
-    """Write one table with the fastest row of each key, and for a model the list of its shapes beside it."""
+def _write_tables(
+    tables: Sequence[Table], folder: Path, model: str | None, form: str | None, *, force: bool
+) -> list[Path]:
+    """Write one table with the fastest row of each key, and for a model the list of its shapes beside it. `form`: as
+    of `model_names`; `force`: existing files are replaced."""
     family = tables[0].family
-    folder = files.folder or Path("model_configs")
     header, rows = best_rows(tables)
     contents = [(header, rows)]
     names: Sequence[str] = [family.tuned_csv]
-    if files.model is not None:
-        names = model_names(files.model, family, files.form, rows)
+    if model is not None:
+        names = model_names(model, family, form, rows)
         shapes = {tuple(row.get(name, "") for name in family.key_names): row for row in rows}
         contents.append((family.key_names, list(shapes.values())))
     paths = [folder / name for name in names]
     folder.mkdir(parents=True, exist_ok=True)
     existing = [str(path) for path in paths if path.exists()]
-    if existing and not files.force:
+    if existing and not force:
         raise InputError(f"{', '.join(existing)}: exists; name another folder with -o, or --force to replace")
     for path, (columns, content) in zip(paths, contents, strict=True):
         write_csv(path, family.to_aiter(columns), ([row.get(name, "") for name in columns] for row in content))
@@ -180,11 +169,11 @@ def _duplicates_in_folder(written: Path, family: Family) -> list[Finding]:
     return duplicates([read_table(path, family, lenient=True) for path in files])
 
 
-def _env_line(family: Family, paths: Iterable[Path], at: str | None) -> str:
-    if at is None:
+def _env_line(family: Family, paths: Iterable[Path], folder_in_container: str | None) -> str:
+    if folder_in_container is None:
         words = [str(path.absolute()) for path in paths]
     else:
-        words = [f"{at.rstrip('/')}/{path.name}" for path in paths]
+        words = [f"{folder_in_container.rstrip('/')}/{path.name}" for path in paths]
     for word in words:
         if os.pathsep in word:
             raise InputError(
@@ -192,7 +181,7 @@ def _env_line(family: Family, paths: Iterable[Path], at: str | None) -> str:
             )
     doubled = {word for word in words if words.count(word) > 1}
     if doubled:
-        raise InputError(f"--at {at}: two tables would be {min(doubled)}; write one with -o DIR")
+        raise InputError(f"--at {folder_in_container}: two tables would be {min(doubled)}; write one with -o DIR")
     return f"export {family.env}={shlex.quote(os.pathsep.join(words))}"
 
 

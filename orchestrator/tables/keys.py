@@ -1,5 +1,7 @@
-"""The key of a row of a tuned table: the chip and the shape, as AITER compares them; and what two rows of one key mean.
+"""The key of a row of a tuned table: the chip and the shape, as AITER compares them; and the order of keys in a file.
 
+A `Key` is a tuple of values, `("gfx950", 256, 1, 2112, 7168)`; a `Place` is that key as text with the row's tag, and a
+table has at most one row of it. `KeyReader` reads the keys of a whole table, `key_of` that of one row.
 Old tables have no gfx column; AITER fills it from cu_num (`update_config_files` in aiter/jit/core.py), and so do we.
 Some tables have a `_tag` column, which AITER counts to the key.
 """
@@ -27,7 +29,8 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 Key = tuple[int | str, ...]
-"""(gfx, cu_num, the family's key columns); cu_num is 0 where the family's tables have none."""
+"""(gfx, cu_num, the family's key columns): `("gfx950", 256, 1, 2112, 7168)`. cu_num is 0 if the family's tables have
+none."""
 Place = str
 """A key with its `_tag` as text (`place_of`): a table has at most one row of it."""
 

@@ -1,4 +1,10 @@
-"""Merge newcomers into a tuned table: one champion per key, judged once against the incumbent."""
+"""Merges newcomers into a tuned table, and undoes such a merge.
+
+`tune --db` and `db merge` call `merge`. It reads the table, lets a `NewcomerPool` find the champion of each key and
+judge it against the incumbent (`newcomers.py`, `decision.py`), refuses rows that must not stand in this table
+(`mixing.py`), and replaces the table together with the records beside it. These two files are one state: the old state
+is kept, and `undo` restores it (`orchestrator/files/history.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import TunedDBError
+from orchestrator.files.history import FileHistory
 from orchestrator.files.lock import LOCK_WAIT_S, locked
 from orchestrator.files.write import csv_text
 from orchestrator.tables.decision import ACTIONS, Action, MergePolicy
-from orchestrator.tables.kept_states import history_of
 from orchestrator.tables.keys import TAG, Place, file_order, key_dict, key_with_tag
 from orchestrator.tables.mixing import check_versions, refuse_other_rows
 from orchestrator.tables.newcomers import Incumbent, Judged, MergeRow, Newcomer, NewcomerPool, make_incumbent
@@ -26,7 +32,7 @@ from orchestrator.tables.provenance import (
     records_path,
     spread_of,
 )
-from orchestrator.tables.row_kernels import kernel_of, kind_in
+from orchestrator.tables.row_kernels import kernel_of, kind_of_record
 from orchestrator.tables.table import Table, read_table
 from worker import without_gc
 from worker.families import Family
@@ -34,12 +40,14 @@ from worker.families import Family
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """A merge, row by row. `backup` is the old file where it was changed, `created` whether there was none."""
+    """A merge, row by row."""
 
     path: str
     rows: tuple[MergeRow, ...]
     backup: str | None
+    """The file in which the old table is kept; None if the table is new or was not changed."""
     created: bool
+    """True if there was no table."""
     notes: tuple[str, ...]
     policy: MergePolicy = "noise"
 
@@ -112,9 +120,9 @@ class TableMerge:
         self.allow_mixed = allow_mixed
         self.before = target.stat() if target.exists() else None
         self.table = read_table(target, family) if self.before else _new_table(target, family)
-        self.records = read_records(target)
-        self.known = current_records(self.table, self.records)
         self.rows = {row.place: row for row in self.table.rows}
+        self.records = read_records(target)
+        self.known = current_records(self.table, self.records)  # those that say what their rows are now
 
     def run(
         self,
@@ -128,62 +136,59 @@ class TableMerge:
         pool = NewcomerPool(self.family, self._incumbent, err_ratio)
         pool.add_rows(newcomers)
         pool.add_rows(profile, beside=True)
-        best: list[Newcomer] = []
-        tagged: list[Newcomer] = []
+        champions: list[Newcomer] = []
         for new in pool.champions():
-            (tagged if new.tag and TAG not in self.table.header else best).append(new)
-        refuse_other_rows(self.table, self.known, best, lambda new: kind_in(self._facts_of(new)))
-        judged = [pool.judge(new, self.policy) for new in best]
-        writes = [verdict for verdict in judged if verdict.action in ("added", "replaced")]
-        fresh = {
-            verdict.new.place: new_record(verdict.new, self.family, self._facts_of(verdict.new)) for verdict in writes
-        }
+            if new.tag and TAG not in self.table.header:
+                pool.rejected.append(_reject_tag(new, self.family))
+            else:
+                champions.append(new)
+        refuse_other_rows(self.table, self.known, champions, lambda new: kind_of_record(self._facts_of(new)))
+        judged = [pool.judge(new, self.policy) for new in champions]
+        rows = [_report_row(verdict, self.family) for verdict in judged] + pool.rejected
         notes = [*self.table.notes, *pool.notes()]
-        if writes and (self.facts or self.records):
-            notes += check_versions(self.name, self.known, self.rows, fresh, allowed=self.allow_mixed)
+        written = [verdict.new for verdict in judged if verdict.action in ("added", "replaced")]
+        new_records = {new.place: new_record(new, self.family, self._facts_of(new)) for new in written}
+        if written and (self.facts or self.records):
+            notes += check_versions(self.name, self.known, self.rows, new_records, allowed=self.allow_mixed)
         if stale := describe_stale(self.table.path, self.records, self.known):
             notes.append(stale)
-        rows = [_report_row(verdict, self.family) for verdict in judged] + pool.rejected
-        rows += [_reject_tag(new, self.family) for new in tagged]
         backup = None
-        if writes:
-            lines = _lines_by_place(self.table, writes)
+        if written:
+            lines = _lines_by_place(self.table, written)
             if [place for place in lines if place in self.rows] != [*self.rows]:
                 notes.append(
                     f"{self.name}: its rows were in another order than AITER's tuners leave them in: all are sorted"
                 )
             if not dry_run:
-                backup = self._write(lines, fresh)
-        created = bool(writes) and self.before is None and not dry_run
-        return MergeReport(
-            str(self.name), tuple(rows), str(backup) if backup else None, created, tuple(notes), self.policy
-        )
+                backup = self._write(lines, new_records)
+        created = bool(written) and self.before is None and not dry_run
+        return MergeReport(str(self.name), tuple(rows), backup, created, tuple(notes), self.policy)
 
     def _incumbent(self, place: Place) -> Incumbent | None:
         row = self.rows.get(place)
         if row is None:
             return None
-        cells = self.table.cells(row)
-        spread = spread_of(self.known.get(place))
-        return make_incumbent(cells, row.us, self.family.name, str(self.table.path), row.line, spread)
+        return make_incumbent(self.table, row, str(self.table.path), spread_of(self.known.get(place)))
 
     def _facts_of(self, new: Newcomer) -> Mapping[str, Any]:
         return self.facts(new) if self.facts else {}
 
-    def _write(self, lines: Mapping[Place, str], fresh: Mapping[Place, Record]) -> Path | None:
-        """Write table and records; the path of the kept old table. Rows without facts lose their record."""
-        records = {place: record for place, record in self.records.items() if place not in fresh}
+    def _write(self, lines: Mapping[Place, str], new_records: Mapping[Place, Record]) -> str | None:
+        """Write table and records; return the path of the kept old table, None if there was none. Rows without facts
+        lose their record."""
+        records = {place: record for place, record in self.records.items() if place not in new_records}
         if self.facts:
-            records |= fresh
+            records |= new_records
         record_lines = [records[place].line + "\n" for place in lines if place in records]
-        texts = {self.table.path: [self._ended(line) for line in (self.table.parts[0], *lines.values())]}
-        beside = records_path(self.table.path)
-        if record_lines or beside.exists():
-            texts[beside] = record_lines
-        return history_of(self.table.path).replace(texts, self.before)
+        texts = {self.table.path: [self._with_end(line) for line in (self.table.parts[0], *lines.values())]}
+        records_file = records_path(self.table.path)
+        if record_lines or records_file.exists():
+            texts[records_file] = record_lines
+        kept = history_of(self.table.path).replace(texts, self.before)
+        return str(kept) if kept else None
 
-    def _ended(self, line: str) -> str:
-        """The line with its end, which the last one of a file may lack."""
+    def _with_end(self, line: str) -> str:
+        """The line with its line end, which the last line of a file may lack."""
         return line if line.endswith(("\n", "\r")) else line + self.table.newline
 
 
@@ -192,17 +197,17 @@ def _new_table(path: Path, family: Family) -> Table:
 
 
 def _report_row(verdict: Judged, family: Family) -> MergeRow:
-    old_time = verdict.old_time
+    new = verdict.new
     return MergeRow(
-        verdict.action,
-        key_with_tag(verdict.new.key, verdict.new.tag, family),
-        old_time.us if old_time else None,
-        verdict.new.us,
-        kernel_of(verdict.old.cells) if verdict.old else "",
-        verdict.new.kernel,
-        verdict.why,
-        verdict.basis,
-        verdict.rival.us if verdict.rival else None,
+        action=verdict.action,
+        key=key_with_tag(new.key, new.tag, family),
+        old_us=verdict.old_time.us if verdict.old_time else None,
+        new_us=new.us,
+        old_kernel=kernel_of(verdict.old.cells) if verdict.old else "",
+        new_kernel=new.kernel,
+        why=verdict.why,
+        judged=verdict.basis,
+        rival_us=verdict.rival.us if verdict.rival else None,
     )
 
 
@@ -212,12 +217,11 @@ def _reject_tag(new: Newcomer, family: Family) -> MergeRow:
     return MergeRow("rejected", key_dict(new.key, family), None, new.us, "", new.kernel, why)
 
 
-def _lines_by_place(table: Table, writes: Sequence[Judged]) -> dict[Place, str]:
-    """The lines of the new file by place, in their order."""
+def _lines_by_place(table: Table, written: Sequence[Newcomer]) -> dict[Place, str]:
+    """The lines of the new file by place, in their order: the table's, with those of newcomers added or in place."""
     order = file_order(table.family, table.header)
     lines = {row.place: (order(row.key), table.parts[row.part]) for row in table.rows}
-    for verdict in writes:
-        new = verdict.new
+    for new in written:
         lines[new.place] = (order(new.key), newcomer_line(table.header, new, table.family, table.newline))
     return {place: line for place, (_, line) in sorted(lines.items(), key=lambda item: item[1][0])}
 
@@ -231,3 +235,42 @@ def newcomer_line(header: Sequence[str], new: Newcomer, family: Family, end: str
 def csv_line(cells: Mapping[str, str], header: Sequence[str], end: str = "\n") -> str:
     """Cells by column as a line."""
     return csv_text([cells.get(name, "") for name in header]).removesuffix("\n") + end
+
+
+def history_of(table: Path) -> FileHistory:
+    """The history of a table and its records."""
+    return FileHistory(table, records_path(table))
+
+
+def undo(table: Path) -> dict[str, Any]:
+    """Restore the last kept state of a table and its records. The replaced table is kept as
+    `<name>.<number>.<UTC>.undone`.
+
+    Returns the document of `db undo`: `restored` is the kept file that is the table again, `aside` what was the table
+    until now. `records` says `restored`, `removed` (that state had none) or `left` (none were kept with it, so today's
+    stay). `left` is the number of states that can be undone still.
+
+    Raises TunedDBError if nothing is kept, or if nothing can be written; the table is then as it was.
+    """
+    target = Path(os.path.realpath(table))
+    if not target.is_file():
+        raise TunedDBError(f"{table}: there is no such table")
+    history = history_of(target)
+    try:
+        with locked(target):
+            history.clean_up()
+            undone = history.undo()
+    except OSError as e:
+        raise TunedDBError(f"{table}: cannot be undone (nothing of it is lost): {e.strerror or e}") from e
+    if undone is None:
+        raise TunedDBError(
+            f"{table}: nothing to undo: no older state is kept beside it"
+            f" ({target.name}.<number>.<UTC>.bak; a table's first merge has none)"
+        )
+    return {
+        "path": str(table),
+        "restored": str(undone.restored),
+        "aside": str(undone.aside),
+        "records": undone.companion,
+        "left": undone.states_left,
+    }

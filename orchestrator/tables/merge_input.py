@@ -1,4 +1,8 @@
-"""The input of a merge: the tables, profiles and runs that a user names, their rows, and the facts of each row."""
+"""The input of a merge: the tables, profiles and runs that a user names, their rows, and the facts of each row.
+
+`db merge`, `publish` and the recheck of a run call `open_sources`. A run's folder gives its tuned.csv as a table and
+its profile.csv as a profile. The rows are read while the merge iterates over them, so that files may be of any size.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ from orchestrator.files.faults import MAX_FAULTS, listed
 from orchestrator.tables.keys import TAG, KeyFault
 from orchestrator.tables.newcomers import SOURCE, Newcomer
 from orchestrator.tables.provenance import Facts, read_records
-from orchestrator.tables.row_kernels import identity
+from orchestrator.tables.row_kernels import kernel_identity
 from orchestrator.tables.run_folders import has_config_files, table_of
 from orchestrator.tables.table import PROFILE_EXTRA, TableReader, fill_up
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import family_of
 from worker.families import Family
 from worker.text import plural
 
@@ -29,28 +33,74 @@ BESIDE_A_TIME = ("attempt", "node", "slot", "samples", "margin")
 
 @dataclass(slots=True)
 class MergeInput:
-    """`tables` give newcomers, `profiles` what was measured beside them; both are read when they are iterated."""
+    """The input of a merge, all of one family."""
 
     family: Family
     tables: list[Path]
+    """Their rows are newcomers."""
     profiles: list[Path]
+    """Their rows were measured beside the newcomers."""
     facts_of: dict[str, Facts] = field(default_factory=dict)
+    """The facts of a table's newcomers, by the table's path."""
     notes: list[str] = field(default_factory=list)
+    """Sentences on what was read; complete when the rows were read."""
 
     def newcomers(self) -> Iterator[dict[str, str]]:
         """The rows of the tables. Raises TunedDBError."""
         for path in self.tables:
-            yield from read_rows(path, self.family, self.notes, fill=True)
+            yield from self._read_rows(path, fill=True)
 
     def beside(self) -> Iterator[dict[str, str]]:
         """The rows of the profiles. Raises TunedDBError."""
         for path in self.profiles:
-            yield from read_rows(path, self.family, self.notes)
+            yield from self._read_rows(path)
 
     def facts(self, new: Newcomer) -> Mapping[str, Any]:
         """The fields of a newcomer's record."""
         source = new.cells.get(SOURCE, "")
         return self.facts_of[source](new) if source in self.facts_of else {}
+
+    def _read_rows(self, path: Path, *, fill: bool = False) -> Iterator[dict[str, str]]:
+        """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
+
+        `fill`: a row that lacks its last cells is filled up with nothing, as AITER does, unless the file ends within
+        it. Adds remarks to the notes. Raises TunedDBError, at last with every fault of a row, by file and line.
+        """
+        reader = TableReader(path, self.family, cap=None)
+        header = reader.header
+        faults: list[str] = []
+        filled_up = 0
+        if STAGE in header:
+            raise TunedDBError(
+                f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table"
+            )
+        foreign = [name for name in header if name not in (*self.family.tuned_header, *PROFILE_EXTRA, TAG)]
+        if foreign:
+            self.notes.append(f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}")
+        try:
+            for line, text, cells in reader.records:
+                if not any(cells):
+                    continue
+                has_line_end = text.endswith(("\n", "\r"))
+                if fill and has_line_end and reader.us_index < len(cells) < len(header):
+                    filled_up += 1
+                    cells = fill_up(cells, len(header))
+                try:
+                    reader.row(line, 0, cells)
+                except KeyFault as e:
+                    faults.append(f"{path}:{line}: {e}")
+                    continue
+                if not faults:
+                    yield {**dict(zip(header, cells, strict=True)), SOURCE: str(path)}
+        except TunedDBError as e:
+            raise TunedDBError([*faults, *e.faults]) from e
+        if faults:
+            raise TunedDBError(listed(faults, MAX_FAULTS, ""))
+        self.notes += reader.notes()
+        if filled_up:
+            self.notes.append(
+                f"{path}: filled up {plural(filled_up, 'row')} short of cells with nothing, as AITER does"
+            )
 
 
 def open_sources(
@@ -107,45 +157,6 @@ def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
     return next(iter(paths_by_family))
 
 
-def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = False) -> Iterator[dict[str, str]]:
-    """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
-
-    `fill`: a row that lacks its last cells is filled up with nothing, as AITER does, if the file is not cut off in it.
-    Adds remarks to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
-    """
-    reader = TableReader(path, family, cap=None)
-    header = reader.header
-    faults: list[str] = []
-    filled_up = 0
-    if STAGE in header:
-        raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
-    foreign = [name for name in header if name not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]
-    if foreign:
-        notes.append(f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}")
-    try:
-        for line, text, cells in reader.records:
-            if not any(cells):
-                continue
-            has_line_end = text.endswith(("\n", "\r"))
-            if fill and has_line_end and reader.us_index < len(cells) < len(header):
-                filled_up += 1
-                cells = fill_up(cells, len(header))
-            try:
-                reader.row(line, 0, cells)
-            except KeyFault as e:
-                faults.append(f"{path}:{line}: {e}")
-                continue
-            if not faults:
-                yield {**dict(zip(header, cells, strict=True)), SOURCE: str(path)}
-    except TunedDBError as e:
-        raise TunedDBError([*faults, *e.faults]) from e
-    if faults:
-        raise TunedDBError(listed(faults, MAX_FAULTS, ""))
-    notes += reader.notes()
-    if filled_up:
-        notes.append(f"{path}: filled up {plural(filled_up, 'row')} short of cells with nothing, as AITER does")
-
-
 def _facts_by_records(table: Path, family: Family) -> Facts:
     """The fields of a newcomer's record, by the record beside its table, or by its name alone."""
     records = read_records(table)
@@ -155,7 +166,7 @@ def _facts_by_records(table: Path, family: Family) -> Facts:
         facts |= {name: new.cells[name] for name in BESIDE_A_TIME if new.cells.get(name)}
         facts["spread"] = new.spread or None
         record = records.get(new.place)
-        _, kernel, split = identity(new.cells, family.name) or ("", "", "")
+        _, kernel, split = kernel_identity(new.cells, family.name) or ("", "", "")
         if record and record.us == new.us and (record.text("kernel"), record.text("split")) == (kernel, split):
             facts |= record.document
         return facts

@@ -2,7 +2,8 @@
 
 AITER stops at a kernel that it does not have, so a table holds rows of AITER's kernels or of our own tuners', never
 both; a row of unknown kind goes with either. Rows of chips that the table does not tell apart do not mix, nor do those
-of several images or tuner versions.
+of several images or tuner versions. A merge asks `refuse_other_rows` and then `check_versions`; `check_db` and
+`not_for_aiter` say before a run what its merge would say at its end.
 """
 
 from __future__ import annotations
@@ -11,28 +12,33 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.command_hints import command
 from orchestrator.errors import TunedDBError
 from orchestrator.files.faults import listed
 from orchestrator.tables.keys import GFX_OF_CU_NUM, Place
 from orchestrator.tables.newcomers import Newcomer
-from orchestrator.tables.provenance import Record
+from orchestrator.tables.provenance import Record, current_records, read_records
 from orchestrator.tables.row_kernels import (
     KERNEL_NAMES,
+    MAX_NAME,
     OWNER,
     KernelKind,
     describe_own,
+    kernel_of,
     kind_by_names,
-    kind_in,
-    kind_of,
+    kind_of_record,
+    kind_of_row,
 )
-from orchestrator.tables.table import Table, TableRow
+from orchestrator.tables.table import Table, TableRow, read_table
+from worker.families import Family
 from worker.text import and_more, plural
+from worker.tuners.catalog import recorded_tuner
 
 MAX_EXAMPLES = 5
 """Most rows that a message names."""
 
 Chip = tuple[str, ...]
-"""gfx and cu_num, as a place begins."""
+"""(gfx, cu_num) as text: a place begins so."""
 
 
 def rows_by_kind(table: Table, known: Mapping[Place, Record]) -> dict[KernelKind, list[TableRow]]:
@@ -44,7 +50,7 @@ def rows_by_kind(table: Table, known: Mapping[Place, Record]) -> dict[KernelKind
         libtype = "" if libtype_column is None else row.cells[libtype_column]
         kind = kind_by_names(libtype, *[row.cells[i] for i in name_columns])
         if not kind and (record := known.get(row.place)):
-            kind = kind_in(record.document)
+            kind = kind_of_record(record.document)
         rows.setdefault(kind, []).append(row)
     return rows
 
@@ -85,7 +91,7 @@ def refuse_other_rows(
     table_kind, _ = kind_of_table(table, known)
     by_kind: dict[KernelKind, list[Newcomer]] = {}
     for new in best:
-        by_kind.setdefault(kind_of(new.cells) or by_facts(new), []).append(new)
+        by_kind.setdefault(kind_of_row(new.cells) or by_facts(new), []).append(new)
     expected = table_kind or ("aiter" if "aiter" in by_kind else "own")
     wrong: KernelKind = "own" if expected == "aiter" else "aiter"
     if wrong not in by_kind or not (table_kind or expected in by_kind):
@@ -119,45 +125,50 @@ def _refuse_unclear_chips(table: Table, best: Sequence[Newcomer]) -> None:
 
 def table_beside(path: Path, word: str) -> Path:
     """A file for rows of the other kind than a table's: beside it, but in no folder whose tables AITER merges."""
-    folder = Path() if in_aiter(path) else path.parent
+    folder = Path() if is_merged_by_aiter(path) else path.parent
     return folder / f"{path.stem}_{word}{path.suffix or '.csv'}"
 
 
-def in_aiter(path: Path) -> bool:
+def is_merged_by_aiter(path: Path) -> bool:
     """True where a table lies in a folder whose tables AITER merges by itself."""
     return path.parent.name in ("configs", "model_configs")
 
 
 def check_versions(
-    path: Path, known: Mapping[Place, Record], places: Collection[Place], new: Mapping[Place, Record], *, allowed: bool
+    path: Path,
+    known: Mapping[Place, Record],
+    old_places: Collection[Place],
+    new: Mapping[Place, Record],
+    *,
+    allowed: bool,
 ) -> list[str]:
-    """Notes on the images and tuner versions that a table gets. `places`: its old rows; `known`: the records of those
-    that are known; `new`: the records of the rows to write. A field that no row has is not noted.
+    """Notes on the images and tuner versions that a table gets.
 
-    Raises TunedDBError where image or tuner version are known on both sides and differ, unless that is `allowed`.
+    `old_places`: of the table's rows; `known`: the records of those that are known; `new`: the records of the rows to
+    write. Only chips that `new` has rows of are looked at. A field that no row has is not noted. Raises TunedDBError if
+    images or tuner versions are known on both sides and differ, unless that is `allowed`.
     """
     chips = {_chip_of(place) for place in new}
-    old_places = [place for place in places if place not in new and _chip_of(place) in chips]
+    kept_places = [place for place in old_places if place not in new and _chip_of(place) in chips]
     faults: list[str] = []
-    unknown: dict[str, list[str]] = {}
+    unknown_fields: dict[str, list[str]] = {}  # by the rows whose versions are not known
     way_out = "merge into a table of their own, or give --allow-mixed to `db merge`"
     for field, words in (("image", "images"), ("tuner", "tuner versions")):
-        old_versions = _versions_by_chip(field, old_places, known)
+        old_versions = _versions_by_chip(field, kept_places, known)
         new_versions = _versions_by_chip(field, new, new)
         for chip in sorted(chips):
             old = set(old_versions[chip]) - {""}
             coming = set(new_versions[chip]) - {""}
             if len(coming) > 1:
-                way_out = "give --allow-mixed to `db merge`"
+                way_out = "give --allow-mixed to `db merge`"  # a table of their own would mix them as well
             if len(coming) > 1 or (old and not coming <= old):
                 faults.append(f"{path}: {words} would mix on {_describe_mix(chip, old, coming)}")
         rows = [*_count_unknown("new", new_versions), *_count_unknown("old", old_versions)]
-        is_known = any(_has_known(versions) for versions in (old_versions, new_versions))
-        if rows and is_known:
-            unknown.setdefault(" and ".join(rows), []).append(field)
+        if rows and (_has_known(old_versions) or _has_known(new_versions)):
+            unknown_fields.setdefault(" and ".join(rows), []).append(field)
     if faults and not allowed:
         raise TunedDBError([*faults, way_out])
-    return [*faults, *(_note_on_trust(path, rows, fields) for rows, fields in unknown.items())]
+    return [*faults, *(_note_on_trust(path, rows, fields) for rows, fields in unknown_fields.items())]
 
 
 def _chip_of(place: Place) -> Chip:
@@ -180,10 +191,9 @@ def _has_known(versions: Mapping[Chip, Counter[str]]) -> bool:
 def _describe_mix(chip: Chip, old: set[str], coming: set[str]) -> str:
     gfx, cu_num = chip
     where = gfx if cu_num == "0" else f"{gfx} with cu_num {cu_num}"
-    sides = "the newcomers are of"
     if old:
-        sides = f"the table's rows are of {_name_some(old)}, the newcomers of"
-    return f"{where}: {sides} {_name_some(coming)}"
+        return f"{where}: the table's rows are of {_name_some(old)}, the newcomers of {_name_some(coming)}"
+    return f"{where}: the newcomers are of {_name_some(coming)}"
 
 
 def _name_some(versions: Iterable[str]) -> str:
@@ -193,10 +203,48 @@ def _name_some(versions: Iterable[str]) -> str:
 def _count_unknown(word: str, versions: Mapping[Chip, Counter[str]]) -> list[str]:
     """`3 of 5 new rows`, if the version of any is not known."""
     unknown = sum(counts[""] for counts in versions.values())
-    total = sum(counts.total() for counts in versions.values())
-    return [f"{unknown} of {plural(total, f'{word} row')}"] if unknown else []
+    if not unknown:
+        return []
+    rows = sum(counts.total() for counts in versions.values())
+    return [f"{unknown} of {plural(rows, f'{word} row')}"]
 
 
 def _note_on_trust(path: Path, rows: str, fields: Sequence[str]) -> str:
     verb = "is" if len(fields) == 1 else "are"
     return f"{path}: the {' and the '.join(fields)} of {rows} {verb} not known: that they match is taken on trust"
+
+
+def check_db(db: Path, family: Family, tuner: str) -> None:
+    """Raise TunedDBError where the merge at the run's end would be refused for what is known now."""
+    writes = recorded_tuner(tuner).produces
+    if writes == "configs":
+        raise TunedDBError(
+            f"--db {db}: the tuner {tuner} writes config files, and no table names them; run it without --db, then: "
+            + command("configs merge RUN --into TREE")
+        )
+    if not db.parent.is_dir():
+        raise TunedDBError(f"--db {db}: there is no folder {db.parent}; make it first: mkdir -p {db.parent}")
+    if not db.exists():
+        return
+    if not db.is_file():
+        raise TunedDBError(f"--db {db}: is not a file; name the table itself, such as {db / family.tuned_csv}")
+    table = read_table(db, family)
+    kind, rows = kind_of_table(table, current_records(table, read_records(db)))
+    if kind and writes and kind != writes:
+        name = kernel_of(table.cells(rows[0]))[:MAX_NAME]
+        what = (
+            f"--db {db}: is a table of {OWNER[kind]} kernels (line {rows[0].line}: {name}), and the tuner {tuner}"
+            f" writes {OWNER[writes]}: AITER stops at a name that it has no kernel of, so a table is never both"
+        )
+        raise TunedDBError([what, f"use a table of their own: --db {table_beside(db, tuner)}"])
+
+
+def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[str]:
+    """A warning where AMD GPUs, (node, gfx) each, are about to be tuned by a tuner that AITER loads nothing of."""
+    amd = [node for node, gfx in nodes if (gfx or "").startswith("gfx")]
+    if not amd or recorded_tuner(tuner).produces != "own":
+        return []
+    return [
+        f"warning: {and_more(amd, 4)}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: AITER"
+        " loads nothing of its table; --tuner aiter writes AITER's"
+    ]

@@ -28,7 +28,8 @@ from orchestrator.tables.keys import (
     number_of,
     place_of,
 )
-from orchestrator.tables.row_kernels import KernelIdentity, identity, kernel_of
+from orchestrator.tables.row_kernels import KernelIdentity, kernel_identity, kernel_of
+from orchestrator.tables.table import Table, TableRow
 from worker.families import NULLS, Family
 from worker.text import plural
 
@@ -38,17 +39,21 @@ SAME_TIME = 1e-3
 """The largest relative difference of two texts of one time."""
 
 Session = tuple[str, str, str, str]
-"""(file, attempt, node, slot)"""
+"""(file, attempt, node, slot): an attempt of ours has file "", a profile of AITER's has attempt ""."""
 
 
 class Newcomer(NamedTuple):
-    """A row that wants into a table. `us` is the time as it would be written, `spread` its relative spread (or 0)."""
+    """A row that wants into a table."""
 
     key: Key
     cells: dict[str, str]
+    """Its cells by our column names, with SOURCE."""
     us: float
+    """Its time in microseconds, as it would be written."""
     spread: float
+    """The relative spread of this time, 0 if it is not known."""
     kernel: str
+    """The name of its kernel (fmoe: of both stages)."""
     tag: str
     place: Place
 
@@ -60,21 +65,21 @@ class Newcomer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MergeRow:
-    """The outcome of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
-
-    `judged` says against what; of `same profile`, `rival_us` is the time of the old kernel there. The key of a row that
-    is rejected is as far as it is known.
-    """
+    """The outcome of a newcomer, as reports and `merge.json` have it. Times are in microseconds."""
 
     action: Action
     key: dict[str, int | str]
+    """gfx, cu_num and the family's key columns. The key of a rejected row is as far as it is known."""
     old_us: float | None
+    """The time in the table."""
     new_us: float | None
     old_kernel: str
     new_kernel: str
     why: str
     judged: Basis = ""
+    """The time that the newcomer was judged against."""
     rival_us: float | None = None
+    """Of `same profile`: the time of the old kernel there."""
 
     @property
     def times(self) -> str:
@@ -149,39 +154,43 @@ def _fault_of_error(cells: Mapping[str, str], family: Family, limit: float | Non
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The row that has a newcomer's key: its cells by our names, its kernel, its time with the spread that is known,
-    its file and line."""
+    """The row of a table that has a newcomer's key."""
 
     cells: Mapping[str, str]
+    """By our names."""
     kernel: KernelIdentity | None
+    """None if the row names no kernel."""
     time: Time | None
+    """None if the row has no time."""
     file: str
     line: int
 
 
-def make_incumbent(
-    cells: Mapping[str, str], us: float | None, family: str, file: str, line: int, spread: float = 0.0
-) -> Incumbent:
-    """A row of a table as a newcomer meets it. `spread`: what its record knows."""
-    return Incumbent(cells, identity(cells, family), Time(us, spread) if us else None, file, line)
+def make_incumbent(table: Table, row: TableRow, file: str, spread: float = 0.0) -> Incumbent:
+    """A row of a table as a newcomer meets it. `file`: the table's name for messages; `spread`: of its record."""
+    cells = table.cells(row)
+    time = Time(row.us, spread) if row.us else None
+    return Incumbent(cells, kernel_identity(cells, table.family.name), time, file, row.line)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A key's champion, judged once against the row that has its key (`old`; None if no row has it).
-
-    `after` is the champion's time. `rival` is the time of the old kernel in the champion's session, None where it was
-    not measured there. `rebuild`: an image that was built without the row has to be rebuilt for it.
-    """
+    """A key's champion, judged once against the row that has its key."""
 
     new: Newcomer
+    """The champion."""
     old: Incumbent | None
+    """The row that has its key, None if no row has."""
     after: Time
+    """The champion's time, with the largest spread of the sessions that it is of."""
     rival: Time | None
+    """The time of the old kernel in the champion's session, None if it was not measured there."""
     action: Action
     basis: Basis
     why: str
+    """The reason in words: `faster by 12.0% in the same profile`."""
     rebuild: bool = False
+    """An image that was built without the row has to be rebuilt for it (`publish` sets this)."""
 
     @property
     def old_time(self) -> Time | None:
@@ -201,11 +210,14 @@ class Judged:
 
 @dataclass(slots=True)
 class SessionRows:
-    """The rows of one key in one session: its lowest row, the row that won there, and the incumbent's kernel."""
+    """The rows of one key in one session, as far as a judgement needs them."""
 
     lowest: Newcomer
+    """The row of the lowest time."""
     winner: Newcomer | None = None
+    """The row that won there."""
     rival: Newcomer | None = None
+    """The row of the incumbent's kernel."""
 
 
 class NewcomerPool:
@@ -277,7 +289,7 @@ class NewcomerPool:
         old = self._incumbent(new.place)
         if old is None or old.kernel is None or old.kernel[1] != new.kernel:
             return False
-        return old.kernel == identity(new.cells, self._family.name)
+        return old.kernel == kernel_identity(new.cells, self._family.name)
 
     def notes(self) -> list[str]:
         """Sentences on the rows that were passed over."""
@@ -321,7 +333,7 @@ class NewcomerPool:
         """True where two rows are of one kernel with one time."""
         if abs(row.us - new.us) > SAME_TIME * new.us:
             return False
-        return identity(row.cells, self._family.name) == identity(new.cells, self._family.name)
+        return kernel_identity(row.cells, self._family.name) == kernel_identity(new.cells, self._family.name)
 
 
 def _lower(old: Newcomer | None, new: Newcomer) -> Newcomer:

@@ -23,10 +23,10 @@ from orchestrator.tables.row_kernels import (
     KERNEL_NAMES,
     KIND_FIELD,
     SPLIT_COLUMNS,
-    identity,
+    kernel_identity,
     kernel_of_stages,
-    kind_in,
-    kind_of,
+    kind_of_record,
+    kind_of_row,
     split_of,
 )
 from orchestrator.tables.table import Table
@@ -38,15 +38,18 @@ Facts = Callable[[Newcomer], Mapping[str, Any]]
 
 
 class Record(NamedTuple):
-    """A line, parsed and as it is."""
+    """The record of one row."""
 
-    place: str
+    place: Place
     us: float | None
+    """The time that the row had when it was measured."""
     document: Mapping[str, Any]
+    """The line, parsed."""
     line: str
+    """The line as it is in the file, without its end."""
 
     def text(self, name: str) -> str:
-        """A field as text, "" where it is not known."""
+        """A field as text, "" if it is not known."""
         return str(self.document.get(name) or "")
 
 
@@ -126,7 +129,7 @@ def spread_of(record: Record | None) -> float:
 
 def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
     """The record of a newcomer that is now a row. Unknown facts are left out."""
-    _, name, split = identity(new.cells, family.name) or ("", "", "")
+    _, name, split = kernel_identity(new.cells, family.name) or ("", "", "")
     document: dict[str, Any] = {"key": new.place, "us": number_of(new.cells.get("us", "")), "kernel": name}
     document["split"] = split
     for field in ("image", "tuner"):
@@ -134,7 +137,7 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
     for field, value in facts.items():
         if field not in document and value not in (None, "", {}, []):
             document[field] = value
-    if kind := kind_of(new.cells) or kind_in(facts):
+    if kind := kind_of_row(new.cells) or kind_of_record(facts):
         document[KIND_FIELD] = kind
     line = json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str)
     return _make_record(document, line)

@@ -1,6 +1,9 @@
 """Publish winners: tables and Triton configs as commits on a branch of a checkout, with the text of a pull request.
 
-`publish_rows.py` decides which rows are written where, `aiter_checks.py` runs AITER's own checks before and after.
+`publish` works in a worktree of its own (`checkout.py`), in this order: AITER's own checks on the base
+(`aiter_checks.py`), the new texts of the files (`publish_rows.py`), one commit for the model's own files and one for
+rows that other files own, the check of the tables against this tree (`check.py`), AITER's checks again, `verify` on
+nodes if asked, the text (`pull_request.py`), and at last the branch. Nothing is pushed.
 """
 
 from __future__ import annotations
@@ -21,44 +24,56 @@ from orchestrator.tables.provenance import Facts
 from orchestrator.tables.publish_rows import Part, make_part
 from orchestrator.tables.pull_request import collect_evidence, title_of
 from orchestrator.tables.run_folders import has_config_files, table_of
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import family_of
 from orchestrator.templating import render
 from worker.families import Family
 
 BRANCH_NAME = "this branch"
-"""The build of the branch, in messages."""
+"""The name of the branch's build in messages."""
 MAX_ROWS = 20
 """Most rows that are named if there is nothing to publish."""
 MAX_PROBLEMS = 5
+"""Most problems of a table that the text names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigPart:
-    """A run's winners as config files of a checkout. `texts` and `buckets`: by file below it; `won`: the winners."""
+    """A run's winners as config files of a checkout; `orchestrator/configs/merge.py` makes it."""
 
     texts: Mapping[str, str]
+    """The new texts, by path below the checkout."""
     buckets: Mapping[str, int]
-    won: Sequence[Any]
+    """The number of changed buckets, by path below the checkout."""
+    winner_files: Sequence[Any]
+    """The winners, each a `configs.winners.WinnerFile`."""
     notes: Sequence[str]
 
 
 @dataclass(slots=True)
 class Published:
-    """A branch. `files`: rows of each file by outcome; `ok`: no check found what the base has not; `missing`: facts
-    that a review needs and that no record has; `text`: the pull request's."""
+    """A branch, filled in while it is made."""
 
     branch: str
     base: str
+    """The commit that it is based on."""
     text: Path
+    """The file with the text of the pull request."""
     title: str = ""
     commit: str = ""
+    """Its last commit."""
     parts: list[Part] = field(default_factory=list)
-    won: list[Any] = field(default_factory=list)
+    """The rows, by family."""
+    winner_files: list[Any] = field(default_factory=list)
+    """The winners that are config files."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The number of rows of each changed file by outcome: `{"aiter/configs/...csv": {"added": 3, "edited": 1}}`."""
     checks: list[tuple[str, str, Sequence[str]]] = field(default_factory=list)
+    """(name, result, last lines) of each check."""
     notes: list[str] = field(default_factory=list)
     ok: bool = True
+    """No check found a fault that the base has not."""
     missing: list[str] = field(default_factory=list)
+    """Names of facts that a review needs and that no record has."""
 
     def add_check(self, name: str, passed: bool, text: str, tail: Sequence[str] = ()) -> None:
         """Add a check's result, and its last lines."""
@@ -68,24 +83,31 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishRequest:
-    """A request to publish. `sources`: run folders and tables; `onto`: the checkout; `folder`: for text and logs;
-    `python`: what runs AITER's checks ("": not run); `runs`: where the runs of a table's records lie; `verify`: the
-    words that name nodes to `verify`, None: not run; `argv`: the command line."""
+    """A request to publish: the options of `gemmfleet publish`."""
 
     sources: Sequence[Path]
+    """Run folders and tables."""
     onto: Path
+    """The checkout."""
     model: str
     folder: Path
+    """The folder for the text and the logs."""
     base: str = "HEAD"
     branch: str = ""
+    """Empty for `default_branch`."""
     refresh: bool = False
     family: str | None = None
     title: str = ""
     e2e: str = ""
+    """The command of the end-to-end figures, for the text."""
     python: str = ""
+    """The Python that runs AITER's checks; empty if they are not run."""
     runs: Path = Path("runs")
+    """The folder of the runs that records of tables name."""
     verify: Sequence[str] | None = None
+    """The words that name nodes for `verify`; None: it is not run."""
     argv: Sequence[str] = ()
+    """The command line, for the text."""
 
     @property
     def logs(self) -> Path:
@@ -111,12 +133,12 @@ def publish(
         before = _run_checks(request, tree, "base")
         for family, paths in families.items():
             published.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model, run_facts))
-        own, others = _collect_texts(published, [merge_configs(run, tree) for run in config_runs])
-        published.title = title_of(request.title, request.model, published.parts, published.won)
-        if own:
-            published.commit = checkout.commit(tree, own, published.title)
-        if others:
-            published.commit = checkout.commit(tree, others, f"{published.title}: rows that other files own")
+        own_texts, other_texts = _collect_texts(published, [merge_configs(run, tree) for run in config_runs])
+        published.title = title_of(request.title, request.model, published.parts, published.winner_files)
+        if own_texts:
+            published.commit = checkout.commit(tree, own_texts, published.title)
+        if other_texts:
+            published.commit = checkout.commit(tree, other_texts, f"{published.title}: rows that other files own")
         _check_against_build(published, tree)
         after = _run_checks(request, tree, "branch")
     for name, result in after.items():
@@ -170,7 +192,7 @@ def _collect_texts(published: Published, configs: Sequence[ConfigPart]) -> tuple
             texts[name] = text
             published.files[name] = part.count_rows(name) or {"shapes": len(part.rows)}
     for merged in configs:
-        published.won += merged.won
+        published.winner_files += merged.winner_files
         published.notes += merged.notes
         own |= merged.texts
         published.files |= {name: {"buckets": buckets} for name, buckets in merged.buckets.items()}
@@ -210,7 +232,7 @@ def _verify_part(published: Published, part: Part, request: PublishRequest, word
 def _write_text(published: Published, request: PublishRequest) -> None:
     """Write the pull request's text."""
     folders = [path for path in request.sources if path.is_dir()]
-    evidence = collect_evidence(published.parts, published.won, folders, request.runs)
+    evidence = collect_evidence(published.parts, published.winner_files, folders, request.runs)
     published.missing = evidence.missing
     commands = evidence.commands
     if request.argv:

@@ -1,7 +1,10 @@
-"""The rows of one family that are published: which edit a row of another file, which are new, and the files' new texts.
+"""The rows of one family that `publish` writes into a tree of AITER, and the new texts of the tree's files.
 
-AITER merges all tables of a family, and a key may be there once. So a newcomer whose key a file has already edits that
-row, if it is faster by more than the noise, and is left out otherwise. New rows go into the model's own table.
+`publish.py` calls `make_part` for each family. A `NewcomerPool` finds the champion of each key and judges it against
+the row that the tree has (`settle` says what that means here), as a merge does. But AITER merges all tables of a
+family, and a key may be there once. So a newcomer whose key a file has already edits that row in its place, if it is
+faster by more than the noise, and is left out otherwise. New rows go into the model's own table, with the list of the
+model's shapes beside it.
 """
 
 from __future__ import annotations
@@ -23,36 +26,41 @@ from orchestrator.tables.export import time_rank
 from orchestrator.tables.keys import CHIP_COLUMNS, TAG, Key, Place, best_by_key, file_order, key_names
 from orchestrator.tables.merge import csv_line, newcomer_line
 from orchestrator.tables.merge_input import open_sources
-from orchestrator.tables.model_names import model_names
 from orchestrator.tables.newcomers import Incumbent, Judged, Newcomer, NewcomerPool, make_incumbent
 from orchestrator.tables.provenance import Facts
 from orchestrator.tables.rules import REBUILD, RowRules
 from orchestrator.tables.table import Table, TableRow, read_table
+from orchestrator.tables.table_names import model_names
 from worker.families import Family
 
 MODELS = "aiter/configs/model_configs"
-
-Owner = tuple[str, TableRow]
-"""The file of the tree that has a key, and its row."""
+"""The folder of models' tables in a tree."""
 
 
 @dataclass(slots=True)
 class Part:
-    """The rows of one family. `tuned`, `shapes`: its files below the checkout; `texts`: those that change; `misses`:
-    lookups without a row before and after; `script`: AITER's own tuner with its flags."""
+    """The rows of one family in a publication. `templates/pull-request.md.j2` shows it."""
 
     family: Family
     rows: list[Judged]
+    """The champion of each key with its outcome: added, edited, kept or refused."""
     rejected: list[str]
+    """A sentence on each row that cannot be a newcomer."""
     tuned: str
+    """The model's own table, by its path below the checkout."""
     shapes: str
+    """The list of the model's shapes beside it."""
     script: str = ""
+    """AITER's own tuner for the family with its flags, "" if the tree has none."""
     misses: tuple[int, int] = (0, 0)
+    """Number of keys for which AITER's look-up finds no row, before and after."""
     texts: dict[str, str] = field(default_factory=dict)
+    """The new texts of the files that change, by path below the checkout."""
     facts: list[Mapping[str, Any]] = field(default_factory=list)
+    """The facts of the measurement of each row in `written`."""
 
     def of(self, *actions: Action) -> list[Judged]:
-        """The rows with one of these outcomes: added, edited, kept, refused."""
+        """The rows with one of these outcomes."""
         return [row for row in self.rows if row.action in actions]
 
     @property
@@ -68,12 +76,41 @@ class Part:
 
     def count_rows(self, file: str) -> dict[str, int]:
         """Number of rows that are written into a file, by outcome."""
-        counts: Counter[str] = Counter()
-        for row in self.written:
-            row_file = row.old.file if row.old else self.tuned
-            if row_file == file:
-                counts[row.action] += 1
-        return dict(counts)
+        files = ((row.old.file if row.old else self.tuned, row.action) for row in self.written)
+        return dict(Counter(action for row_file, action in files if row_file == file))
+
+
+class TreeTables:
+    """The tables of a family that a tree merges when it starts. Their lines change as rows are edited."""
+
+    def __init__(self, tree: Path, build: Build, family: Family) -> None:
+        self.family = family
+        self.tables: dict[str, Table] = {}
+        self.lines: dict[str, list[str]] = {}
+        rows: list[tuple[str, TableRow]] = []
+        for path in build.tables(family):
+            file = str(path.relative_to(tree))
+            table = read_table(path, family, lenient=True)
+            self.tables[file] = table
+            self.lines[file] = _lines_of(table)
+            rows += [(file, row) for row in table.rows]
+        self.keys = {row.key for _, row in rows}
+        self._owners = best_by_key(rows, lambda owner: owner[1].place, lambda owner: time_rank(owner[1]))
+        """The file and the row of each place, the fastest if several have it."""
+
+    def incumbent(self, place: Place) -> Incumbent | None:
+        """The row that a newcomer has to beat, None if no table has its place."""
+        if place not in self._owners:
+            return None
+        file, row = self._owners[place]
+        return make_incumbent(self.tables[file], row, file)
+
+    def edit(self, old: Incumbent, new: Newcomer) -> None:
+        """Give a row the newcomer's results; its key stays as it is spelled."""
+        key = {*CHIP_COLUMNS, TAG, *self.family.key_names}
+        cells = {name: cell if name in key else new.cells.get(name, cell) for name, cell in old.cells.items()}
+        _, row = self._owners[new.place]
+        self.lines[old.file][row.part] = csv_line(cells, self.tables[old.file].header)
 
 
 def make_part(
@@ -83,17 +120,8 @@ def make_part(
     cannot be used."""
     build = Build(tree, name)
     sources = open_sources(paths, [], None, family.name, run_facts)
-    tables = {str(path.relative_to(tree)): read_table(path, family, lenient=True) for path in build.tables(family)}
-    every = [(file, row) for file, table in tables.items() for row in table.rows]
-    owners = best_by_key(every, lambda entry: entry[1].place, lambda entry: time_rank(entry[1]))
-
-    def incumbent(place: Place) -> Incumbent | None:
-        if place not in owners:
-            return None
-        file, row = owners[place]
-        return make_incumbent(tables[file].cells(row), row.us, family.name, file, row.line)
-
-    pool = NewcomerPool(family, incumbent, family.aiter.err_ratio)
+    tables = TreeTables(tree, build, family)
+    pool = NewcomerPool(family, tables.incumbent, family.aiter.err_ratio)
     pool.add_rows(sources.newcomers())
     pool.add_rows(sources.beside(), beside=True)
     header = _header_of_new_table(build, family)
@@ -105,13 +133,17 @@ def make_part(
         script = build.tree.scripts[family.name].relative_to(tree)
         part.script = " ".join((str(script), *family.aiter.flags))
     part.facts = [sources.facts(row.new) for row in part.written]
+    added = [row.new for row in part.of("added")]
     keys = [row.new.key for row in rows]
-    keys_before = {row.key for _, row in every}
-    keys_after = keys_before | {row.new.key for row in part.of("added")}
-    part.misses = (count_misses(keys, keys_before, family), count_misses(keys, keys_after, family))
-    lines = {file: _lines_of(table) for file, table in tables.items()}
-    _edit_rows(part, tables, lines, owners)
-    _add_rows(part, tree, tables.get(part.tuned), lines.get(part.tuned), header, build)
+    keys_after = tables.keys | {new.key for new in added}
+    part.misses = (count_misses(keys, tables.keys, family), count_misses(keys, keys_after, family))
+    for row in part.of("edited"):
+        if row.old:
+            tables.edit(row.old, row.new)
+            part.texts[row.old.file] = "".join(tables.lines[row.old.file])
+    if added:
+        part.texts[part.tuned] = _text_of_model_table(tree, part.tuned, tables, header, added)
+        part.texts[part.shapes] = _text_of_shapes(tree / part.shapes, build, family, keys)
     return part
 
 
@@ -119,51 +151,36 @@ def _header_of_new_table(build: Build, family: Family) -> tuple[str, ...]:
     """The columns of the tree's own table; today's if that is older than gfx, as others may stand beside it."""
     header = build.header(family)
     has_chip = set(family.chip_columns) <= set(header)
-    is_needed = header and build.start_merge(family).other_columns_stop
+    is_needed = header and build.merge_rules(family).stops_at_other_columns
     return header if has_chip or is_needed else family.tuned_header
 
 
-def _edit_rows(
-    part: Part, tables: Mapping[str, Table], lines: Mapping[str, list[str]], owners: Mapping[Place, Owner]
-) -> None:
-    """Put the edited rows into the lines and texts of the files that have them."""
-    for row in part.of("edited"):
-        if row.old is None:
-            continue
-        file = row.old.file
-        _, owner = owners[row.new.place]
-        lines[file][owner.part] = csv_line(_edited_cells(row.old, row.new, part.family), tables[file].header)
-        part.texts[file] = "".join(lines[file])
+def _text_of_model_table(
+    tree: Path, file: str, tables: TreeTables, header: tuple[str, ...], added: Sequence[Newcomer]
+) -> str:
+    """The text of the model's own table with new rows. `header`: of a table that does not exist yet."""
+    family = tables.family
+    table = tables.tables.get(file)
+    if table is not None:
+        return with_rows(tables.lines[file], table, table.header, added, family)
+    if (tree / file).exists():  # in an AITER that does not merge model_configs
+        table = read_table(tree / file, family, lenient=True)
+        return with_rows(_lines_of(table), table, table.header, added, family)
+    return with_rows([csv_text(family.to_aiter(header))], None, header, added, family)
 
 
-def _edited_cells(old: Incumbent, new: Newcomer, family: Family) -> dict[str, str]:
-    """The cells of a row with the newcomer's results; its key stays as it is spelled."""
-    key = {*CHIP_COLUMNS, TAG, *family.key_names}
-    return {name: cell if name in key else new.cells.get(name, cell) for name, cell in old.cells.items()}
-
-
-def _add_rows(
-    part: Part, tree: Path, table: Table | None, lines: list[str] | None, header: tuple[str, ...], build: Build
-) -> None:
-    """Put the new rows into the model's own table, and all shapes into the list beside it. `table` and `lines`: that
-    table as read and with edited rows, None if AITER does not merge it or it is new."""
-    added = [row.new for row in part.of("added")]
-    if not added:
-        return
-    family = part.family
-    if table is None and (tree / part.tuned).exists():  # an AITER that does not merge model_configs
-        table = read_table(tree / part.tuned, family, lenient=True)
-    if not lines:
-        lines = _lines_of(table) if table else [csv_text(family.to_aiter(header))]
-    part.texts[part.tuned] = with_rows(lines, table, table.header if table else header, added, family)
-    shapes_file = tree / part.shapes
-    shapes = shapes_file.read_text() if shapes_file.exists() else ""
+def _text_of_shapes(file: Path, build: Build, family: Family, keys: Sequence[Key]) -> str:
+    """The text of the list of the model's shapes, all of them, whether or not they are published."""
     columns = build.header(family, untuned=True) or family.key_names
-    part.texts[part.shapes] = with_shapes(shapes, columns, [row.new.key for row in part.rows], family)
+    return with_shapes(file.read_text() if file.exists() else "", columns, keys, family)
 
 
 def settle(pool: NewcomerPool, rules: RowRules) -> Iterator[Judged]:
-    """The outcome of every champion, in the order of the keys. `rules` are those of the build that gets the rows."""
+    """The outcome of every champion, in the order of the keys. `rules` are those of the build that gets the rows.
+
+    A row that breaks one of them is refused. A row that another file has is edited only if its kernel is another one,
+    it has a time to compare with, and the pool lets it be replaced.
+    """
     for new in pool.champions():
         judged = pool.judge(new)
         broken = list(rules.broken([new.cells.get(name, "") for name in rules.header], new.key))
@@ -202,29 +219,31 @@ def with_rows(
     old_rows = table.rows if table else ()
     keyed = [(order(row.key), lines[row.part]) for row in old_rows]
     keyed += [(order(new.key), newcomer_line(header, new, family)) for new in rows]
-    with_key = {0, *(row.part for row in old_rows)}
-    keyless = [line for number, line in enumerate(lines) if number not in with_key and line.strip()]
-    return "".join([lines[0], *(line for _, line in sorted(keyed, key=itemgetter(0))), *keyless])
+    keyed.sort(key=itemgetter(0))
+    parts_with_key = {0, *(row.part for row in old_rows)}
+    keyless = [line for part, line in enumerate(lines) if part not in parts_with_key and line.strip()]
+    return "".join([lines[0], *(line for _, line in keyed), *keyless])
 
 
 def with_shapes(text: str, header: Sequence[str], keys: Iterable[Key], family: Family) -> str:
     """The list of shapes beside a table: a new one in order (`text` ""), or one with the missing shapes below."""
-    columns = [key_names(family).index(name) for name in header]
-    ordered = sorted(keys, key=file_order(family, header))
-    shapes = dict.fromkeys(tuple(str(key[i]) for i in columns) for key in ordered)
     records = list(csv.reader(io.StringIO(text)))
-    if not records:
-        lines = [csv_text(family.to_aiter(header))]
-        own_header: Sequence[str] = header
-    else:
+    lines = [csv_text(family.to_aiter(header))]
+    columns: Sequence[str] = header
+    if records:
         lines = [line.rstrip("\r") + "\n" for line in text.rstrip("\r\n").split("\n")]
-        own_header = family.from_aiter(name.strip() for name in records[0])
-    listed = set()
+        columns = family.from_aiter(name.strip() for name in records[0])
+    listed: set[tuple[str, ...]] = set()
     for record in records[1:]:
-        cells = dict(zip(own_header, (cell.strip() for cell in record), strict=False))
+        cells = dict(zip(columns, (cell.strip() for cell in record), strict=False))
         listed.add(tuple(cells.get(name, "") for name in header))
-    new = [dict(zip(header, shape, strict=True)) for shape in shapes if shape not in listed]
-    return "".join([*lines, *(csv_line(cells, own_header) for cells in new)])
+    places = [key_names(family).index(name) for name in header]
+    for key in sorted(keys, key=file_order(family, header)):
+        shape = tuple(str(key[place]) for place in places)
+        if shape not in listed:
+            listed.add(shape)
+            lines.append(csv_line(dict(zip(header, shape, strict=True)), columns))
+    return "".join(lines)
 
 
 def _lines_of(table: Table) -> list[str]:

@@ -1,5 +1,8 @@
-"""The rows in the text of a pull request: the title, the facts of the measurements, the commands that repeat them.
-`templates/pull-request.md.j2` is the text."""
+"""The parts of a pull request's text that are drawn from the rows and their records: the title, the facts of the
+measurements, and the commands that repeat them.
+
+`publish.py` calls `title_of` and then `collect_evidence`. `templates/pull-request.md.j2` is the text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ FACTS: Mapping[str, str] = {
 NEEDED = ("device", "rocm", "aiter_commit", "run")
 """Fields that a review asks for."""
 CLOCKS = {"clock_mhz": "GPU clock (MHz)", "memory_clock_mhz": "memory clock (MHz)"}
+"""Fields of a reading of clocks, and their names in the text."""
 COUNTS = {"tried": "candidates tried", "failed": "of them without a right result"}
+"""Fields of a row's record that are added up, and their names in the text."""
 UNKNOWN = "not recorded"
 TYPE_COLUMNS = ("q_dtype_a", "q_dtype_w", "dtype")
 _TYPE_WORD = re.compile(r"(?<![a-z0-9])(?:mx)?(?:fp|bf|int)\d+(?![0-9])", re.I)
@@ -47,44 +52,48 @@ def types_of(family: Family, rows: Iterable[Judged]) -> set[str]:
     return {ELEMENT_TYPES[name][0] if name in ELEMENT_TYPES else name.removeprefix("torch.") for name in names}
 
 
-def title_of(wanted: str, model: str, parts: Sequence[Part], won: Sequence[Any]) -> str:
+def title_of(wanted: str, model: str, parts: Sequence[Part], winner_files: Sequence[Any]) -> str:
     """The title, checked where the user gave one. Raises InputError where that names data types of no row."""
     written = {part.family: part.written for part in parts}
     types = {name for family, rows in written.items() for name in types_of(family, rows)}
     named = {word.lower().removeprefix("mx") for word in _TYPE_WORD.findall(wanted)}
     wrong = named - types
-    if wrong and not won:
+    if wrong and not winner_files:
         raise InputError(f"--title names {', '.join(sorted(wrong))}, and the rows are of {', '.join(sorted(types))}")
     if wanted:
         return wanted
-    chips = {str(file.place.device.name) for file in won}
+    chips = {str(file.place.device.name) for file in winner_files}
     subjects = []
     for family, rows in written.items():
         chips |= {str(row.new.key[0]) for row in rows}
         if rows:
             subjects.append(f"{family.name} ({', '.join(sorted(types_of(family, rows)))})")
-    subjects += sorted({f"Triton {file.place.kind.config}" for file in won})
-    tags = "[Triton/Gluon] [Config]" if won else "[Config]"
+    subjects += sorted({f"Triton {file.place.kind.config}" for file in winner_files})
+    tags = "[Triton/Gluon] [Config]" if winner_files else "[Config]"
     return f"{tags} Tune {model} {' and '.join(subjects)} GEMMs for {', '.join(sorted(chips))}"
 
 
 class Evidence(NamedTuple):
-    """The evidence for a review: `facts` of the measurements by name, and `commands` that repeat them. `missing`: the
-    facts that a reviewer will ask for and the run does not have."""
+    """The evidence for a review."""
 
     facts: dict[str, str]
+    """Facts of the measurements, by their names in the text."""
     commands: list[str]
+    """Commands that repeat the measurements."""
     missing: list[str]
+    """Facts that a reviewer will ask for and the runs do not have."""
 
 
-def collect_evidence(parts: Sequence[Part], won: Sequence[Any], folders: Sequence[Path], runs: Path) -> Evidence:
-    """The evidence of the published rows. `won`: winners that are config files; `folders`: the runs that were named;
-    `runs`: where the runs of the rows' records lie."""
+def collect_evidence(
+    parts: Sequence[Part], winner_files: Sequence[Any], folders: Sequence[Path], runs: Path
+) -> Evidence:
+    """The evidence of the published rows. `winner_files`: winners that are config files; `folders`: the runs that were
+    named; `runs`: where the runs of the rows' records lie."""
     row_facts = [facts for part in parts for facts in part.facts]
     run_folders = {str(facts["run"]): runs / str(facts["run"]) for facts in row_facts if facts.get("run")}
     run_folders |= {folder.name: folder for folder in folders}
     documents = {run: provenance_of(folder) for run, folder in run_folders.items()}
-    if won:
+    if winner_files:
         row_facts += [facts for document in documents.values() for facts in _facts_of_slots(document)]
     facts, missing = summarize_facts(row_facts)
     commands = []

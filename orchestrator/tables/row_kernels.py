@@ -24,11 +24,11 @@ MAX_NAME = 80
 KernelKind = Literal["aiter", "own", ""]
 """The owner of a kernel, "" if that is unknown."""
 KIND_FIELD = "kind"
-"""The field of a record of provenance."""
+"""The field of a record of provenance that has it."""
 OWNER = {"aiter": "AITER's", "own": "gemmfleet's own"}
 
 KernelIdentity = tuple[str, str, str]
-"""(backend, names, split and block): the identity of a kernel."""
+"""(backend, names, split and block): `("ck", "a8w8_1x128_...", "4/0/0")`. Two rows have one kernel if it is equal."""
 
 
 def kernel_of(cells: Mapping[str, str]) -> str:
@@ -41,7 +41,7 @@ def kernel_of_stages(names: Iterable[str]) -> str:
     return " + ".join(name for name in names if name not in NULLS)
 
 
-def identity(cells: Mapping[str, str], family: str) -> KernelIdentity | None:
+def kernel_identity(cells: Mapping[str, str], family: str) -> KernelIdentity | None:
     """The kernel of a row, the same in tables of every date; None where the row names none."""
     name = kernel_of(cells)
     if not name:
@@ -68,12 +68,12 @@ def kind_by_names(libtype: str, *names: str) -> KernelKind:
     return ""
 
 
-def kind_of(cells: Mapping[str, str]) -> KernelKind:
+def kind_of_row(cells: Mapping[str, str]) -> KernelKind:
     """The kind of a row by its cells."""
     return kind_by_names(cells.get("libtype", ""), *(cells.get(name, "") for name in KERNEL_NAMES))
 
 
-def kind_in(facts: Mapping[str, object]) -> KernelKind:
+def kind_of_record(facts: Mapping[str, object]) -> KernelKind:
     """The kind of a row by the fields of its record."""
     kind = facts.get(KIND_FIELD)
     if kind == "own":

@@ -1,5 +1,7 @@
-"""The rule list for rows of tuned tables: AITER's own rules, and those of the build that is to serve them.
+"""The rules for single rows of tuned tables: AITER's own rules, and those of the build that is to serve them.
 
+`check.py` and `publish_rows.py` give the cells of each row to `RowRules.broken`. A new rule is one more `yield` in a
+method of `RowRules`, and its way out a line of `FIXES`.
 AITER's are those of `validate_tuned_csv.py` of ROCm/aiter at e4048607a5 (2026-08-22), which looks at one family,
 carried over to all; and what the families' lookups and `pandas.read_csv` do with a cell. An error: AITER does not
 start, does not use the row, or uses a row that says nothing true of its time. A warning: the row is used.
@@ -41,6 +43,7 @@ CU_NUMS: Mapping[str, tuple[int, ...]] = {"gfx942": (304, 228, 80), "gfx950": (2
 """Compute units of whole GPUs: MI300X and MI325X, MI300A, MI308X; MI350X and MI355X, MI350P. A partition has a half, a
 quarter or an eighth of them."""
 PARTITIONS = (1, 2, 4, 8)
+"""The numbers of parts that a GPU can be divided into."""
 FIX = "mend the row, or delete it"
 FIXES: Mapping[str, str] = {
     "bom": "save the file without a byte order mark",
@@ -72,12 +75,14 @@ def fix_of(finding: Finding) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """The rules for the rows of one table. `err_ratio`: what AITER's tuner lets pass. `build` is to serve them."""
+    """The rules for the rows of one table."""
 
     family: Family
     header: tuple[str, ...]
     err_ratio: float = 0.05
+    """The largest share of wrong elements that AITER's tuner lets pass."""
     build: Build | None = None
+    """The build that is to serve the rows, None for any AITER."""
 
     def broken(self, cells: Sequence[str], key: Key | None = None) -> Iterator[BrokenRule]:
         """The rules that a row of stripped cells breaks. `key`: None where the cells have none."""

@@ -1,4 +1,7 @@
-"""Inputs as a user names them (a file, a folder of tables, or a run), and what a run's folder says of its winners."""
+"""Inputs as a user names them (a file, a folder of tables, or a run), and what a run's folder says of its winners.
+
+A run's folder has a `tuned.csv` with its winners and a `provenance.json` with the facts of the run.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
 """A tuned table as AITER has it, read by column name; every byte of its lines is kept.
 
-AITER's tuners write `Null` for a missing value. Columns that AITER calls otherwise have our names here
-(`Family.from_aiter`). `keys.py` says what the key of a row is.
+    gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio
+    gfx950,256,1,2112,7168,ck,15,0,9.6,a8w8_blockscale_1x128x128_...,3.15,1578.0,0.0
+
+`read_table` reads a whole table and refuses one with faults. A `TableReader` gives the rows one by one, for files of
+any size and for checks that go on after a fault. AITER's tuners write `Null` for a missing value. Columns that AITER
+calls otherwise have our names here (`Family.from_aiter`). `keys.py` says what the key of a row is.
 """
 
 from __future__ import annotations
@@ -42,27 +46,36 @@ FAILED_EXTRA = ("reason", "detail", "node", "attempts")
 
 
 class TableRow(NamedTuple):
-    """A row of a table. `part` is its place in Table.parts, `line` its first line in the file (from 1)."""
+    """A row of a table."""
 
     line: int
+    """Its first line in the file, from 1."""
     part: int
+    """Its index in `Table.parts`."""
     cells: tuple[str, ...]
+    """Its cells, in the order of `Table.header`."""
     key: Key
     tag: str
+    """Its `_tag`, "" without one."""
     us: float | None
+    """Its time in microseconds; None for a row that names no time."""
     place: Place
+    """Key and tag as one text (`place_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file as read: `parts` joined are its text, the header first; `header` are its columns by our names."""
+    """A file as read."""
 
     path: Path
     family: Family
     header: tuple[str, ...]
+    """Its columns, by our names."""
     parts: tuple[str, ...]
+    """Its records as they are, the header first; joined they are its text."""
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
+    """Sentences for the user."""
 
     def cells(self, row: TableRow) -> dict[str, str]:
         """The cells of a row by column name."""
@@ -75,10 +88,11 @@ class Table:
 
 
 class TableReader:
-    """Reads a tuned table or profile record by record. `header` are its columns by our names, `head` is its first line,
-    `records` gives the records below it as `csv_records` does (with the same `cap`), and `row` the row in one.
+    """Reads a tuned table or profile record by record: iterate over `records`, and call `row` on the cells of each.
 
-    A `lenient` reader takes what pandas takes, as AITER ships some: it fills up short rows, and a time may be anything.
+    `header` are the columns by our names, and `head` is the first line. `records` gives (line, text, cells) of each
+    record below it, as `csv_records` does (with the same `cap`). A `lenient` reader takes what pandas takes, as AITER
+    ships such tables: it fills up short rows, and a time may be anything.
     """
 
     def __init__(self, path: Path, family: Family, *, cap: int | None = MAX_BYTES, lenient: bool = False) -> None:
@@ -102,7 +116,8 @@ class TableReader:
         return self.header.index(column) if column in self.header else None
 
     def row(self, line: int, part: int, cells: Sequence[str]) -> TableRow:
-        """The row in a record's cells. Raises KeyFault with what is wrong with it."""
+        """The row in the cells of a record, which begins at `line`. `part`: its index among the table's parts, for who
+        keeps these. Raises KeyFault with what is wrong with it."""
         if self.lenient:
             cells = fill_up(cells, len(self.header))
         elif len(cells) != len(self.header):

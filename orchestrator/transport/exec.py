@@ -1,11 +1,22 @@
-"""The transport `exec`, where each command is slow to start: short commands share a few shells that stay open.
+"""The transport `exec`: reaches the inside of a Slurm job or a pod, where each command is slow to start.
 
-A request to a shell is one line of shell text, a function of ours with quoted words, and for `w` and `x` exactly as
-many bytes after it as it says. The shell reads lines byte by byte (`read` does on a pipe), so what follows is left for
-`head`; busybox's reads ahead, so nothing follows before the answer, and the size shows whether all of it came. The
-answer is `NUMBER CODE LENGTH` and as many bytes of message, that of `x` (a command) has two lengths, of output and
-errors. After an error in `w` it is unknown how much was read: the shell reports why and ends, and the next request
-starts a new one.
+So short commands share a few shells that stay open on the node (`KeptShell`), each of which runs SCRIPT. A long command
+(`open`) has a start of its own. `Opener` starts either: a step of srun here, a pod's command in pod.py.
+
+A request to a shell is one line of shell text, which calls a function of SCRIPT. The bytes of a file (`w`) or of
+standard input (`x`) follow it:
+
+    w NUMBER SIZE MODE FOLDER ASIDE PATH     write a file of SIZE bytes to ASIDE, and rename it to PATH
+    m NUMBER FROM TO                         rename
+    x NUMBER SECONDS SIZE WORD...            run a command with SIZE bytes of standard input
+
+The answer to `w` and `m` is `NUMBER CODE LENGTH` and a message of that length; `x` gives two lengths, of output and
+errors, and then both. For example, `m 7 a b` is answered by `7 2 0` if there is no file `a`.
+
+The shell reads its line byte by byte (`read` does so on a pipe), so the bytes that follow are left for `head`. The
+`head` of busybox reads ahead, so we send nothing more before the answer, and the size shows whether all bytes came.
+After an error in `w` nobody knows how many were read: the shell reports the error and ends, and the next request starts
+a new shell.
 """
 
 from __future__ import annotations
@@ -21,14 +32,12 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.transport.base import (
+from orchestrator.transport.base import Channel, Completed, RemoteFile
+from orchestrator.transport.commands import (
     AFTERLIFE_S,
     CALL_S,
     MAX_OUTPUT,
-    Channel,
     CommandTransport,
-    Completed,
-    RemoteFile,
     command_line,
     quote,
 )
@@ -69,23 +78,29 @@ x() {
 echo "$0"
 while IFS= read -r line; do eval "$line"; done
 """
+"""The program of a kept shell. `r` prints an answer, `d` refuses a folder as a file's name. `$n` is a newline, which no
+request can hold. `$0` is a mark: after it the login has printed all that it prints by itself."""
 MAX_BANNER = 64 * 1024
+"""Most bytes that a login may print before the shell is ready, and most in a line of an answer."""
 MAX_MESSAGE = 64 * 1024
 OK = 0
 GONE = 2
+"""Codes of an answer to `w` and `m`: done; the file to rename is not there. Any other is an error."""
 
 
 class ShellError(Exception):
-    """The request failed on the node; the text is the node's own."""
+    """A request failed on the node; the text is the node's own."""
 
 
 class KeptShell:
-    """One shell, one request at a time; started when first used, and again when it is gone.
+    """One shell on the node, for one request at a time. The first request starts it, and the first after its end.
 
-    Every request may raise ShellError, SlowError, and UnreachableError where it is unknown whether it was done.
+    A request may raise ShellError, SlowError, or UnreachableError if nobody knows whether it was carried out.
+    `deadline`: by when it must be answered, in the seconds of time.monotonic().
     """
 
     def __init__(self, node: str, start: Callable[[str, float], Channel]) -> None:
+        """`start`: starts a line of shell text on the node, until a deadline."""
         self._node = node
         self._start = start
         self._channel: Channel | None = None
@@ -93,7 +108,7 @@ class KeptShell:
         self._number = 0
 
     def write(self, path: str, file: RemoteFile, deadline: float) -> None:
-        """Put a file in place by rename; its folder is made (0700)."""
+        """Put a file in place by rename; its folder is made with mode 0700."""
         folder = posixpath.dirname(path)
         aside = posixpath.join(folder, f".{secrets.token_hex(8)}.tmp")
         words = [str(len(file.data)), f"{file.mode:o}", folder or ".", aside, path]
@@ -103,7 +118,7 @@ class KeptShell:
             self._ask("w", words, file.data, deadline)
 
     def rename(self, src: str, dst: str, deadline: float) -> bool:
-        """False where `src` is gone."""
+        """Rename on the node; False if `src` is gone."""
         return self._ask("m", [src, dst], b"", deadline)[0] != GONE
 
     def run(self, argv: Sequence[str], stdin: bytes, limit: float, deadline: float) -> Completed:
@@ -113,13 +128,13 @@ class KeptShell:
         return Completed(code if code <= 128 else 128 - code, out, err)
 
     def close(self) -> None:
-        """Close the shell; a request that waits gets UnreachableError."""
+        """Close the shell. A request that waits for its answer gets UnreachableError."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
 
     def _ask(self, verb: str, words: Sequence[str], data: bytes, deadline: float) -> tuple[int, bytes, bytes]:
-        """(code, output or message, errors) of a request."""
+        """Send a request, and return its answer: (code, message, b"") of `w` and `m`, (code, output, errors) of `x`."""
         channel = self._channel
         if channel is None or channel.ended:
             channel = self.open(deadline)
@@ -127,15 +142,16 @@ class KeptShell:
         number = str(self._number)
         # a newline would end the request: the shell has it as $n
         request = " ".join([verb, number, *(quote(w).replace("\n", "'\"$n\"'") for w in words)]) + "\n"
-        with self._to_its_end(keep=verb == "m"):
+        with self._closed_on_error(keep=verb == "m"):
             with contextlib.suppress(BrokenPipeError, ConnectionError):
-                # where the shell ended in between, its answer has the reason
+                # if the shell ended meanwhile, its answer has the reason
                 channel.send(request.encode("utf-8", "surrogateescape") + data, deadline)
             return self._answer(channel, number, deadline)
 
     @contextmanager
-    def _to_its_end(self, *, keep: bool = False) -> Iterator[None]:
-        """Close the shell if the block fails; `keep`: not for an error that the node has reported."""
+    def _closed_on_error(self, *, keep: bool = False) -> Iterator[None]:
+        """Close the shell if the block fails; with `keep` not for an error that the node has reported. Raise SlowError
+        for TimeoutError."""
         try:
             yield
         except BaseException as e:
@@ -149,14 +165,17 @@ class KeptShell:
         return UnreachableError(self._node, f"the shell on the node {words}")
 
     def _answer(self, channel: Channel, number: str, deadline: float) -> tuple[int, bytes, bytes]:
-        head = self._line(channel, deadline).split()
-        if len(head) not in (3, 4) or head[0] != number.encode() or not all(h.isdigit() for h in head[1:]):
-            raise self._lost(f"answered {b' '.join(head)[:80]!r}")
-        code, length, *more = map(int, head[1:])
-        if more:
-            if length + more[0] > MAX_OUTPUT:
+        """The answer to the request of that number, as `_ask` returns it."""
+        line = self._line(channel, deadline)
+        answered, _, rest = line.partition(b" ")
+        numbers = rest.split()
+        if answered != number.encode() or len(numbers) not in (2, 3) or not all(n.isdigit() for n in numbers):
+            raise self._lost(f"answered {line[:80]!r}")
+        code, length, *length_of_errors = map(int, numbers)
+        if length_of_errors:
+            if length + length_of_errors[0] > MAX_OUTPUT:
                 raise ShellError(f"it printed more than {MAX_OUTPUT >> 20} MiB")
-            return code, self._bytes(channel, length, deadline), self._bytes(channel, more[0], deadline)
+            return code, self._bytes(channel, length, deadline), self._bytes(channel, length_of_errors[0], deadline)
         message = self._bytes(channel, min(length, MAX_MESSAGE), deadline)
         if code not in (OK, GONE):
             raise ShellError(message.decode("utf-8", "replace").strip() or "it gave no reason")
@@ -185,14 +204,14 @@ class KeptShell:
         self._buffer += more
 
     def open(self, deadline: float) -> Channel:
-        """Start it anew, past whatever the login prints."""
+        """Start the shell anew, and skip what the login prints by itself."""
         self.close()
         mark = f"ready-{secrets.token_hex(8)}"
         channel = self._start(command_line(self._node, ["sh", "-c", SCRIPT, mark]), deadline)
         self._channel = channel
         self._buffer.clear()
         seen = 0
-        with self._to_its_end():
+        with self._closed_on_error():
             while (line := self._line(channel, deadline)) != mark.encode():
                 seen += len(line) + 1
                 if seen > MAX_BANNER:
@@ -212,7 +231,7 @@ T = TypeVar("T")
 
 
 class Opener(Protocol):
-    """Starts commands on a node."""
+    """Starts commands on a node for ExecTransport: SrunOpener for a job's steps, PodOpener (pod.py) for a pod's."""
 
     def connect(self) -> None:
         """Prepare for `start`; call it again after a broken connection. Raises TransportError."""
@@ -241,14 +260,15 @@ class SrunOpener:
 
 
 class ExecTransport(CommandTransport):
-    """The transport `exec`."""
+    """The transport `exec` (base.py::Transport)."""
 
     def __init__(self, node: str, opener: Opener, prelude: str = "") -> None:
-        """`prelude`: shell text that runs before every command and changes to its folder."""
+        """`prelude`: shell text that runs before every command, and changes to the folder where commands start."""
         self.node = node
         self._opener = opener
         self._prelude = prelude
         self._open = False
+        """`connect` was called, and `close` was not."""
         self._shells = [KeptShell(node, self._start) for _ in range(MAX_SHELLS)]
         self._free: queue.LifoQueue[KeptShell] = queue.LifoQueue()
         for shell in self._shells:
@@ -281,7 +301,7 @@ class ExecTransport(CommandTransport):
         return self._opener.start(self._prelude + command, deadline)
 
     def _ask(self, ask: Callable[[KeptShell, float], T], what: str, seconds: float = CALL_S) -> T:
-        """Wait for a free shell and return its answer. `what`: the start of its error messages."""
+        """Wait for a free shell, give it a request, and return its result. `what`: the start of error messages."""
         deadline = time.monotonic() + seconds
         try:
             shell = self._free.get(timeout=seconds)

@@ -1,4 +1,7 @@
-"""Transport to this machine: subprocesses and plain files."""
+"""The transport `local`: subprocesses and plain files of this machine.
+
+SrunOpener (exec.py) and Slurm's commands use it too, because they run here unless the pool has a login node.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError
-from orchestrator.transport.base import Channel, Completed, RemoteFile, faults
+from orchestrator.transport.base import Channel, Completed, RemoteFile, path_fault
 
-MAX_WORDS = 256 * 1024
-"""Bytes of standard error that are kept, from its end."""
+MAX_STDERR = 256 * 1024
+"""Bytes that we keep of the end of standard error."""
 LOOK_S = 1.0
+"""A wait for a pipe looks this often whether `close` was called."""
 
 
 class LocalTransport:
@@ -36,26 +40,29 @@ class LocalTransport:
         """Nothing to do."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
-        # a session of its own: Ctrl-C in the terminal must reach the controller alone
+        # the command gets its own session, because Ctrl-C in the terminal must reach only the controller
         pipe = subprocess.PIPE
         try:
-            p = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=self._env, start_new_session=True)
+            process = subprocess.Popen(
+                argv, stdin=pipe, stdout=pipe, stderr=pipe, env=self._env, start_new_session=True
+            )
         except OSError as e:
             raise TransportError(self.node, f"cannot run {argv[0]}: {e.strerror or e}") from e
-        with p:
+        with process:
             try:
-                out, err = p.communicate(stdin, timeout=timeout)
+                out, err = process.communicate(stdin, timeout=timeout)
             except BaseException as e:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(p.pid, signal.SIGKILL)  # with all that it started there
+                    os.killpg(process.pid, signal.SIGKILL)  # with all that it started there
                 if isinstance(e, subprocess.TimeoutExpired):
                     raise SlowError(self.node, f"{argv[0]} took longer than {timeout:g} s") from e
                 raise
-        return Completed(p.returncode, out, err)
+        return Completed(process.returncode, out, err)
 
     def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
-        if wrong := faults([*files, *empty]):
-            raise TransportError(self.node, wrong)
+        fault = path_fault([*files, *empty])
+        if fault:
+            raise TransportError(self.node, fault)
         root = Path(folder)
         try:
             for name in ("", *empty):
@@ -103,35 +110,35 @@ def _write(path: Path, file: RemoteFile) -> None:
 
 
 class ProcessChannel(Channel):
-    """A subprocess whose standard input stays open: its end shows the command that nobody reads any more."""
+    """A subprocess whose standard input stays open. When that ends, the command knows that nobody reads its output."""
 
     def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Raises OSError."""
         pipe = subprocess.PIPE
         self._node = node
-        self._p = subprocess.Popen(
+        self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=env, start_new_session=True
         )
-        assert self._p.stdin is not None and self._p.stdout is not None and self._p.stderr is not None  # noqa: PT018
-        self._in = self._p.stdin
-        self._out = self._p.stdout
-        self._err = self._p.stderr
+        assert self._process.stdin is not None and self._process.stdout is not None and self._process.stderr is not None  # noqa: PT018
+        self._in = self._process.stdin
+        self._out = self._process.stdout
+        self._err = self._process.stderr
         os.set_blocking(self._in.fileno(), False)
         self._poll = select.poll()
         for stream in (self._out, self._err):
             self._poll.register(stream, select.POLLIN)
         self._reading = threading.Lock()
         self._writing = threading.Lock()
-        self._words = bytearray()
+        self._stderr = bytearray()
         self._closing = False
 
     def read(self, size: int, deadline: float | None = None) -> bytes:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
         with self._reading:
             while not self._closing and not self._over:
-                ready = {fd for fd, _ in self._poll.poll(1000 * _left(deadline))}
+                ready = {fd for fd, _ in self._poll.poll(1000 * _wait_s(deadline))}
                 if not self._err.closed and self._err.fileno() in ready:
-                    self._keep_words()
+                    self._keep_stderr()
                 if self._out.fileno() in ready:
                     data = os.read(self._out.fileno(), size)
                     self._over = not data
@@ -140,16 +147,16 @@ class ProcessChannel(Channel):
                     raise TimeoutError
             return b""
 
-    def _keep_words(self) -> None:
+    def _keep_stderr(self) -> None:
         more = os.read(self._err.fileno(), 65536)
         if not more:
             self._poll.unregister(self._err)
             self._err.close()
-        self._words += more
-        del self._words[:-MAX_WORDS]
+        self._stderr += more
+        del self._stderr[:-MAX_STDERR]
 
     def send(self, data: bytes, deadline: float | None = None) -> None:
-        """Send all of `data`. Raises TimeoutError, or OSError where the command listens no more."""
+        """Send all of `data`. Raises TimeoutError, or OSError if the command no longer reads its input."""
         view = memoryview(data)
         with self._writing:
             if self._closing:
@@ -157,7 +164,7 @@ class ProcessChannel(Channel):
             poll = select.poll()
             poll.register(self._in, select.POLLOUT)
             while view and not self._closing:
-                if poll.poll(1000 * _left(deadline)):
+                if poll.poll(1000 * _wait_s(deadline)):
                     view = view[self._in.write(view) or 0 :]
                 elif deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError
@@ -168,31 +175,31 @@ class ProcessChannel(Channel):
         self._closing = True
         with self._writing:
             self._in.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):  # on SIGTERM, some end what they started elsewhere
+        for number in (signal.SIGTERM, signal.SIGKILL):  # on SIGTERM srun and ssh end what they started elsewhere
             try:
-                self._p.wait(1.0)
+                self._process.wait(1.0)
                 break
             except subprocess.TimeoutExpired:
-                os.killpg(self._p.pid, number)
-        self._p.wait()
+                os.killpg(self._process.pid, number)
+        self._process.wait()
         with self._reading:
             if not self._err.closed:
                 os.set_blocking(self._err.fileno(), False)
                 with contextlib.suppress(BlockingIOError):
                     while not self._err.closed:
-                        self._keep_words()
+                        self._keep_stderr()
                 self._err.close()
             self._out.close()
 
     def error(self) -> str:
-        """Reason of its end."""
+        """Return why it ended."""
         if not self._closing:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._p.wait(1.0)  # its output ended
+                self._process.wait(1.0)  # its output ended
             self.close()
-        return self._end(self._p.returncode, self._words)
+        return self._describe_end(self._process.returncode, self._stderr)
 
 
-def _left(deadline: float | None) -> float:
-    """Seconds until then, or until it is time to look after a `close`."""
+def _wait_s(deadline: float | None) -> float:
+    """Seconds to wait for a pipe: until the deadline, but LOOK_S at most."""
     return LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))

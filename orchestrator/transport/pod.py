@@ -1,8 +1,12 @@
-"""Commands in a container of a pod, and calls of the API server: both by the official client, with errors of ours.
+"""Kubernetes' official client, with errors of ours: calls of the API server, and commands in a pod's container.
+
+leases/kubernetes.py calls `connect` once for each pool and `call` for each request. `PodOpener` starts commands for the
+transport `exec` (exec.py); a running command is a `PodChannel`.
 
 Server, certificates and credentials are read by that client alone (the extra `kubernetes`, imported when the first pool
-of pods is made): the kubeconfig, or in a pod its service account. A command's input cannot be ended without its
-connection, so a command must know how much it is to read. One whose connection broke is not killed: its input ends.
+of pods is made): the kubeconfig, or in a pod its service account. Kubernetes cannot end a command's input without
+closing the connection, so a command must know how much it is to read. If the connection breaks, the command is not
+killed; its input ends.
 """
 
 from __future__ import annotations
@@ -29,15 +33,18 @@ CALL_S = 20.0
 SILENCE_S = 60.0
 """Silence that ends a stream, and the longest wait for a command that takes none of its input."""
 LOOK_S = 1.0
+"""A wait for output looks this often whether the connection was closed."""
 CHUNK = 128 * 1024
-MAX_WORDS = 256 * 1024
-"""Bytes of standard error that are kept, from its end."""
+"""Bytes of input that go into one message."""
+MAX_STDERR = 256 * 1024
+"""Bytes that we keep of the end of standard error."""
 STDIN, STDOUT, STDERR, STATUS = range(4)
-"""Channels of the protocol."""
+"""Channels of Kubernetes' protocol for commands (v4.channel.k8s.io)."""
 
 
 def connect(context: str | None) -> tuple[Any, str]:
-    """(the official client's ApiClient, namespace of the context). Raises InputError with the way out."""
+    """Read the kubeconfig, and return (the official client's ApiClient, the namespace of `context`). Nothing is sent
+    yet. Raises InputError."""
     try:
         import urllib3
         from kubernetes import client, config
@@ -66,7 +73,8 @@ def connect(context: str | None) -> tuple[Any, str]:
 
 
 def call(node: str, method: Callable[..., Any], *args: Any, seconds: float = CALL_S, **options: Any) -> Any:
-    """The result of a method of the client's. Raises TransportError."""
+    """Call a method of the client, within `seconds`, and return its result. `node`: the name in errors. Raises
+    TransportError."""
     try:
         return method(*args, **options, _request_timeout=(CONNECT_S, seconds))
     except Exception as e:
@@ -75,23 +83,23 @@ def call(node: str, method: Callable[..., Any], *args: Any, seconds: float = CAL
 
 
 def status_of(e: BaseException) -> int:
-    """HTTP status of the answer that an error of `call` is made of, 0 for none."""
+    """The HTTP status of the answer behind an error of `call`, 0 if the server did not answer."""
     return getattr(e.__cause__, "status", 0)
 
 
 def _error(node: str, server: str, e: Exception) -> TransportError:
-    """Error of ours for one of the client's, which raises many kinds."""
+    """Our error for one of the client, which raises many kinds. `server`: the API server's address."""
     from kubernetes.client import ApiException
     from kubernetes.config import ConfigException
 
     if isinstance(e, ConfigException):
         return LoginError(node, f"the kubeconfig's credentials cannot be had ({e})")
-    if isinstance(e, ValueError | TypeError):  # of a proxy, say
+    if isinstance(e, ValueError | TypeError):  # it could not read the answer, which may come from a proxy
         words = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
         return UnreachableError(node, f"the answer does not come from an API server ({words})")
     if not isinstance(e, ApiException):
         return unreached(node, server, e)
-    within = e.__context__  # of an exec, of which the client gives words alone; or of TLS
+    within = e.__context__  # the client says only in words why an exec or TLS failed; the error behind says more
     status = e.status or getattr(within, "status_code", 0)
     if not status:
         return unreached(node, server, within or e)
@@ -100,7 +108,7 @@ def _error(node: str, server: str, e: Exception) -> TransportError:
 
 
 def refusal(node: str, status: int, words: str) -> TransportError:
-    """Error for an answer of the API server; `words`: its message, or the JSON that holds it."""
+    """The error for an answer of the API server that refuses. `words`: its message, or the JSON that holds it."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         words = str(json.loads(words)["message"])
     words = words.strip()[-1000:] or "it gave no reason"
@@ -114,7 +122,7 @@ def refusal(node: str, status: int, words: str) -> TransportError:
 
 
 def unreached(node: str, server: str, e: BaseException) -> TransportError:
-    """Error for a connection to the API server that did not come about."""
+    """The error for a failed connection to the API server. The deepest cause in `e` tells why."""
     cause: BaseException | None = e
     words = re.sub(r"^\w+\(host=[^)]*\): ", "", str(e))
     while cause is not None:
@@ -135,7 +143,7 @@ class PodOpener:
         """`api`: a kubernetes.client.ApiClient."""
         self._node = node
         self._api = api
-        self._of = {"name": pod, "namespace": namespace, "container": container}
+        self._container = {"name": pod, "namespace": namespace, "container": container}
 
     def connect(self) -> None:
         """Nothing to do: each command has a connection of its own."""
@@ -154,7 +162,7 @@ class PodOpener:
         try:
             link = stream(
                 core.connect_get_namespaced_pod_exec,
-                **self._of,
+                **self._container,
                 command=["sh", "-c", command],
                 stdin=True,
                 stdout=True,
@@ -169,18 +177,19 @@ class PodOpener:
 
 
 class PodChannel(Channel):
-    """A command in a pod: the Channel of `open`, and with time limits what kept shells are made of."""
+    """A command in a pod (base.py::Channel)."""
 
     def __init__(self, node: str, link: Any) -> None:
-        """`link`: a kubernetes.stream.ws_client.WSClient, which is left to read one message at a time and keep none."""
+        """`link`: a kubernetes.stream.ws_client.WSClient. We make it read one message at a time and keep none of them,
+        because it would otherwise collect all output in memory."""
         self._node = node
         self._link = link
         link._frames_immediately_available = lambda: False
         link._all = SimpleNamespace(write=len)
         link.sock.settimeout(SILENCE_S)
-        self._one = threading.Lock()  # TLS cannot read in one thread and write in another
+        self._link_lock = threading.Lock()  # TLS cannot read in one thread and write in another
         self._out = bytearray()
-        self._words = bytearray()
+        self._stderr = bytearray()
         self._status = b""
         self._cut = ""
 
@@ -212,17 +221,17 @@ class PodChannel(Channel):
         return data
 
     def _take(self) -> bool:
-        """Take what is there; return whether there is more to be taken at once."""
+        """Take the output that is there. Return whether there may be more at once."""
         link = self._link
-        with self._one:
+        with self._link_lock:
             try:
                 status, words, out = (link.read_channel(c) for c in (STATUS, STDERR, STDOUT))
             except Exception as e:  # noqa: BLE001  the websocket's and the socket's; whatever it is, there is no more
                 self._cut = self._cut or str(e) or type(e).__name__
                 return False
             self._out += out
-            self._words += words
-            del self._words[:-MAX_WORDS]
+            self._stderr += words
+            del self._stderr[:-MAX_STDERR]
             self._status = self._status or status
             more = bool(status or words or out)
             if not more and not link.is_open():
@@ -230,16 +239,16 @@ class PodChannel(Channel):
             return more
 
     def send(self, data: bytes, deadline: float | None = None) -> None:
-        """Raises TimeoutError, or BrokenPipeError where the command listens no more."""
+        """Send all of `data`. Raises TimeoutError, or BrokenPipeError if the command no longer reads its input."""
         from websocket import WebSocketException, WebSocketTimeoutException
 
         for start in range(0, len(data), CHUNK):
             if self.ended:
                 raise BrokenPipeError(self._cut or "the command has ended")
             try:
-                left = SILENCE_S if deadline is None else max(0.001, deadline - time.monotonic())
-                with self._one:
-                    self._link.sock.settimeout(left)
+                limit_s = SILENCE_S if deadline is None else max(0.001, deadline - time.monotonic())
+                with self._link_lock:
+                    self._link.sock.settimeout(limit_s)
                     self._link.write_channel(STDIN, data[start : start + CHUNK])
                     self._link.sock.settimeout(SILENCE_S)
             except (WebSocketTimeoutException, TimeoutError) as e:
@@ -249,23 +258,24 @@ class PodChannel(Channel):
                 raise BrokenPipeError(str(e)) from e
 
     def close(self) -> None:
-        """End the command's input; nobody reads its output. Readers wake up; never waits for the link."""
+        """End the command's input, and stop reading its output. Wakes readers up; never waits for the link."""
         self._break("closed")
 
     def _break(self, why: str) -> None:
         self._cut = self._cut or why
         self._link.sock.abort()  # wakes whoever reads or writes
-        with self._one:
+        with self._link_lock:
             self._link.sock.shutdown()
 
     def error(self) -> str:
-        """Reason of its end: exit code and last message, or that of the broken connection."""
-        code, said = _end_of(self._status) if self._status else (None, "")
-        return self._end(code, self._words or said.encode())
+        """Return why it ended: its exit code and last message, or why the connection broke."""
+        code, said = _exit_code_in(self._status) if self._status else (None, "")
+        return self._describe_end(code, self._stderr or said.encode())
 
 
-def _end_of(status: bytes) -> tuple[int | None, str]:
-    """(exit code, words) of the status (meta/v1) that comes last."""
+def _exit_code_in(status: bytes) -> tuple[int | None, str]:
+    """(exit code, "") from the status that a command's end gives, or (None, its message). For example
+    `{"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}}`."""
     words = status.decode("utf-8", "replace")
     with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
         document = json.loads(words)

@@ -1,4 +1,7 @@
-"""The SSH transport: one connection to a node. Each command has its own channel and a time limit.
+"""The transport `ssh`: one connection to a node. Each command has its own channel and a time limit.
+
+`SshTransport.connect` opens the connection (ssh_connection.py) and keeps it as a `Link`, which starts commands; each is
+an `SshChannel`.
 
 A write into a stalled link blocks until the connection is closed, so a timer closes it when a call takes too long.
 (fabric and paramiko are imported only on connecting, because that takes a fifth of a second.)
@@ -15,17 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.transport.base import (
+from orchestrator.transport.base import Channel, Completed
+from orchestrator.transport.commands import (
     AFTERLIFE_S,
     CALL_S,
     MAX_OUTPUT,
-    Channel,
     CommandTransport,
-    Completed,
     command_line,
     limited,
 )
-from orchestrator.transport.ssh_host import HostRequest
+from orchestrator.transport.ssh_config import HostRequest
 
 if TYPE_CHECKING:
     from orchestrator.transport.ssh_connection import Hop
@@ -34,17 +36,18 @@ MAX_SESSIONS = 6
 """sshd's default MaxSessions is 10, and it still counts a closed session for a moment."""
 CHUNK = 32768 - 64
 """Payload of one packet of paramiko."""
-MAX_WORDS = 256 * 1024
+MAX_STDERR = 256 * 1024
 """Bytes that we keep of the end of standard error."""
 INLINE_BYTES = 16 * 1024
 """Standard input up to this size fits any host's first window. A thread feeds larger input."""
 GRACE_S = 2.0
 """A call that exceeds its limit by this much is stuck in a stalled link."""
 RETRY_S = 0.05
+"""Pause after the host refused a session, because it still counts one that we closed."""
 
 
-def left(deadline: float | None) -> float | None:
-    """Seconds until the deadline, always more than zero."""
+def seconds_until(deadline: float | None) -> float | None:
+    """Seconds until the deadline, always more than zero; None if there is no deadline."""
     return None if deadline is None else max(0.001, deadline - time.monotonic())
 
 
@@ -74,7 +77,7 @@ class SshChannel(Channel):
                 return bytes(raw.recv(size)) if raw.recv_ready() else b""
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError
-            self._ready.wait(left(deadline))
+            self._ready.wait(seconds_until(deadline))
             self._keep_stderr()
         return bytes(raw.recv(size))
 
@@ -86,7 +89,7 @@ class SshChannel(Channel):
         """Raises TimeoutError, or OSError if the command no longer reads its input."""
         view = memoryview(data)
         while view:
-            self._raw.settimeout(left(deadline))
+            self._raw.settimeout(seconds_until(deadline))
             try:
                 sent = self._raw.send(bytes(view[:CHUNK]))
             except TimeoutError:
@@ -112,7 +115,7 @@ class SshChannel(Channel):
 
     def exit_code(self, deadline: float) -> int | None:
         """Exit code, or None if a signal ended the command or the connection broke. Raise TimeoutError."""
-        if not self._raw.status_event.wait(left(deadline)):
+        if not self._raw.status_event.wait(seconds_until(deadline)):
             raise TimeoutError
         return int(self._raw.exit_status) if self._raw.exit_status >= 0 else None
 
@@ -129,7 +132,7 @@ class SshChannel(Channel):
     def _keep_stderr(self) -> None:
         while self._raw.recv_stderr_ready():
             self._stderr += self._raw.recv_stderr(65536)
-            del self._stderr[:-MAX_WORDS]
+            del self._stderr[:-MAX_STDERR]
 
     def close(self) -> None:
         """End the command's input and stop reading its output. Wakes readers up; never waits for the link."""
@@ -139,11 +142,11 @@ class SshChannel(Channel):
             self._release()
             return
         # closing sends a packet, and a stalled link takes none
-        thread = threading.Thread(target=self._say_goodbye, name="ssh close", daemon=True)
+        thread = threading.Thread(target=self._close_raw, name="ssh close", daemon=True)
         thread.start()
         thread.join(1.0)
 
-    def _say_goodbye(self) -> None:
+    def _close_raw(self) -> None:
         with contextlib.suppress(Exception):
             self._raw.close()
         self._release()
@@ -154,7 +157,7 @@ class SshChannel(Channel):
             code = self.exit_code(time.monotonic() + 2.0)
         except TimeoutError:
             code = None
-        return self._end(code, self.stderr)
+        return self._describe_end(code, self.stderr)
 
 
 class Link:
@@ -179,7 +182,7 @@ class Link:
     @contextmanager
     def limited(self, deadline: float) -> Iterator[None]:
         """Close the connection if the block takes longer than this."""
-        timer = threading.Timer((left(deadline) or 0.0) + GRACE_S, self.close, ["the link takes no more data"])
+        timer = threading.Timer((seconds_until(deadline) or 0.0) + GRACE_S, self.close, ["the link takes no more data"])
         timer.daemon = True
         timer.start()
         try:
@@ -194,7 +197,7 @@ class Link:
             f"no session became free in time: the host allows few at once, or {MAX_SESSIONS} are in use (MaxSessions in"
             " its sshd_config; 4 are needed, 10 are the default)",
         )
-        if not self._room.acquire(timeout=left(deadline)):
+        if not self._room.acquire(timeout=seconds_until(deadline)):
             raise no_room
         channel = None
         try:
@@ -218,7 +221,7 @@ class Link:
         if self.why():
             raise self.broken()
         try:
-            return self._transport.open_session(timeout=left(deadline))
+            return self._transport.open_session(timeout=seconds_until(deadline))
         except (paramiko.SSHException, EOFError, OSError) as e:
             if self.why():
                 raise self.broken() from e
@@ -242,7 +245,7 @@ class Link:
 
 
 class SshTransport(CommandTransport):
-    """The transport `ssh`."""
+    """The transport `ssh` (base.py::Transport)."""
 
     def __init__(
         self,

@@ -1,21 +1,21 @@
 """Opens the fabric Connections to a node and to every gateway on the way, within a time limit.
 
+`connect` is the way in: it tries `_attempt` until its time is over. An attempt makes the hops of the route (`hops`) and
+opens them one after another (`_open`), so that a wrong key or a refusal is reported for the host that it is from.
+
 Only `hops` makes Connections: fabric itself would make the gateways of a ProxyJump and trust any key that they show.
-A Connection knows the keys of known_hosts and refuses a host without a key there. It logs in with private keys from
-files and from the agent, and never prompts. `ssh -G` reads the ssh_config, so that it means what it means to ssh.
+A Connection knows the keys of known_hosts and refuses a host without a key there (`KnownOnly`). It logs in with private
+keys from files and from the agent, and never prompts (`Login`). ssh_config.py reads the user's configuration.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import logging
 import math
 import os
-import re
 import shlex
-import shutil
 import socket
 import subprocess
 import threading
@@ -33,10 +33,8 @@ from paramiko.auth_strategy import AuthFailure, AuthStrategy, InMemoryPrivateKey
 from paramiko.hostkeys import HostKeyEntry
 
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
-from orchestrator.transport.ssh_host import HostRequest
+from orchestrator.transport.ssh_config import IDENTITIES, HostRequest, expand, last_jump, ssh_settings
 
-CONFIGS = (Path("~/.ssh/config"), Path("/etc/ssh/ssh_config"))
-IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 MAX_DEPTH = 8
@@ -47,6 +45,7 @@ KEEPALIVE_S = 10
 TCP_GIVE_UP_S = 30
 """The kernel drops a connection if the other side acknowledges nothing for this long."""
 LOOK_S = 0.1
+"""A wait for a connection looks this often whether it was stopped."""
 LAST_TRY_S = 0.3
 """No new try is started if less time than this is left."""
 NOT_FOLLOWED = ("certificatefile", "identityagent", "knownhostscommand", "pkcs11provider", "securitykeyprovider")
@@ -54,103 +53,6 @@ NOT_FOLLOWED = ("certificatefile", "identityagent", "knownhostscommand", "pkcs11
 
 # paramiko's errors come as exceptions; without this handler it would print them as well
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-
-
-PLAIN_LINE = re.compile(r"\s*(#.*|(?!(include|match|canonical\w*)\b)\w+[ \t=]+[\w.@:,~/%*?!+ \t-]+)?\s*", re.IGNORECASE)
-"""A line that paramiko reads as ssh does: without quotes, comments behind values, variables, Include and Match."""
-TOKEN = re.compile(r"%(.?)|\$\{(\w*)\}")
-JUMP = re.compile(r"(?:ssh://)?(?:(.+)@)?(?:\[([^]]+)\]|([^:/]+))(?::(\d+))?/?")
-
-
-def _settings(request: HostRequest, seconds: float) -> dict[str, Any]:
-    """The ssh configuration for a host, by the names of its settings in small letters. Raises ValueError, OSError.
-
-    `ssh -G` says it. Without an OpenSSH client here, paramiko reads files of plain lines, and others are refused.
-    """
-    client = shutil.which("ssh")
-    if client is None:
-        return _plain_settings(request)
-    argv = [client, "-G"]
-    # the inventory's jumps are followed by `_hops`; those of ssh_config must not count beside them
-    jumps = "none" if request.proxy_jump else None
-    for option, value in (("-F", request.config), ("-l", request.user), ("-p", request.port), ("-J", jumps)):
-        if value is not None:
-            argv += [option, str(value)]
-    # a command of `Match exec` must not read our terminal
-    done = subprocess.run(
-        [*argv, request.host], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-    )
-    answer = os.fsdecode(done.stdout)
-    errors = os.fsdecode(done.stderr)
-    if "jumphost loop" in errors and not request.proxy_jump:
-        # `Host *` with ProxyJump holds for the jump host, too: it has none to itself. Older versions of ssh print it
-        return _settings(dataclasses.replace(request, proxy_jump="none"), seconds)
-    if done.returncode != 0:
-        raise ValueError("; ".join(errors.splitlines()))
-    settings: dict[str, Any] = {"identityfile": []}
-    for line in answer.splitlines():
-        name, _, text = line.partition(" ")
-        if name == "identityfile":
-            settings[name].append(text)
-        else:
-            settings[name] = text
-    return settings
-
-
-def _plain_settings(request: HostRequest) -> dict[str, Any]:
-    files = [request.config] if request.config else [p for p in map(Path.expanduser, CONFIGS) if p.is_file()]
-    # ssh_config uses a setting's first value, so the inventory's values go first
-    of_inventory = {"User": request.user, "Port": request.port}
-    text = "".join(f"{name} {value}\n" for name, value in of_inventory.items() if value is not None)
-    for file in files:
-        lines = file.read_text("utf-8", "replace").splitlines()
-        for number, line in enumerate(lines, 1):
-            if not PLAIN_LINE.fullmatch(line):
-                raise ValueError(f"{file}:{number}: {line.strip()[:80]!r} needs an OpenSSH client on this machine")
-        text += "\n".join(["Host *", *lines, ""])
-    settings = dict(paramiko.SSHConfig.from_text(text).lookup(request.host))
-    names = list(settings)
-    # of ProxyCommand and ProxyJump the first one counts; paramiko keeps the order of the file
-    if "proxycommand" in names and "proxyjump" in names[names.index("proxycommand") :]:
-        del settings["proxyjump"]
-    return settings
-
-
-def _expand(value: str, settings: Mapping[str, Any], typed_host: str, *, variables: bool = True) -> str:
-    """A setting with its tokens and ${VARIABLES} replaced; `ssh -G` leaves some to ssh. Raises ValueError."""
-    host = settings["hostname"]
-    user = getpass.getuser()
-    tokens: dict[str, str] = {
-        "%": "%",
-        "d": str(Path.home()),
-        "h": host,
-        "k": settings.get("hostkeyalias", host),
-        "n": typed_host,
-        "p": settings.get("port", "22"),
-        "r": settings.get("user", user),
-        "u": user,
-    }
-
-    def value_of(found: re.Match[str]) -> str:
-        token, variable = found.groups()
-        if variable and not variables:
-            return str(found[0])
-        text = os.environ.get(variable) if variable else tokens.get(token)
-        if text is None:
-            raise ValueError(f"{found[0]} in {value!r} is not known here")
-        return text
-
-    return TOKEN.sub(value_of, value)
-
-
-def _last_jump(jumps: str) -> tuple[HostRequest, str]:
-    """The last host of a ProxyJump, and those before it."""
-    before, _, last = jumps.rpartition(",")
-    match = JUMP.fullmatch(last.strip('" '))
-    if match is None:
-        raise ValueError(f"ProxyJump {last!r} is not [user@]host[:port], with an IPv6 address in brackets")
-    user, address, name, port = match.groups()
-    return HostRequest(address or name, user, int(port) if port else None), before
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +86,20 @@ def _hops(node: str, request: HostRequest, accept_new: bool, seconds: float, dep
         raise TransportError(node, f"ProxyJump leads in a circle or through more than {MAX_DEPTH} hosts")
     if request.host.split() != [request.host] or not request.host.isprintable() or request.host.startswith("-"):
         raise TransportError(node, f"{request.host!r} is not a host name")
-    settings = _settings(request, seconds)
+    settings = ssh_settings(request, seconds)
     settings["identityfile"] = [
-        _expand(name, settings, request.host) for name in settings.get("identityfile", IDENTITIES)
+        expand(name, settings, request.host) for name in settings.get("identityfile", IDENTITIES)
     ]
     gateways: list[Hop] = []
     proxy: str | bool = False
     jumps = request.proxy_jump or settings.get("proxyjump", "none")
     if jumps.lower() != "none":
-        via, before = _last_jump(jumps)
+        via, before = last_jump(jumps)
         if via.host not in (request.host, settings["hostname"]):
             via = dataclasses.replace(via, proxy_jump=before or None, config=request.config)
             gateways = _hops(node, via, accept_new, seconds, depth + 1)
     if settings.get("proxycommand") and not request.proxy_jump:
-        proxy = _expand(settings["proxycommand"], settings, request.host, variables=False)
+        proxy = expand(settings["proxycommand"], settings, request.host, variables=False)
     login = Login(request, settings)
     connection = fabric.Connection(
         settings["hostname"].lower(),
@@ -270,7 +172,8 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
-        """Raises HostKeyError."""
+        """Called by paramiko for a host without a known key. Store the key if the user asked for that, else raise
+        HostKeyError."""
         files = ", ".join(map(str, self._files))
         shows = f"the key that {self.place} shows ({key.get_name()} {key.fingerprint})"
         if key.get_base64() in self._revoked:
@@ -285,9 +188,11 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
         path = self._files[0]
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+            line = f"{self._name} {key.get_name()} {key.get_base64()}\n"
+            if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+                line = f"\n{line}"  # the last line has no end
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as f:
-                f.write("\n" * torn + f"{self._name} {key.get_name()} {key.get_base64()}\n")
+                f.write(line)
         except OSError as e:
             raise HostKeyError(self._node, f"{shows} cannot be kept in {path}: {e.strerror or e}") from e
 
@@ -381,12 +286,14 @@ class Login(AuthStrategy):  # type: ignore[misc]
 
 
 def hang_up(route: Sequence[Hop]) -> None:
-    """Close all, the first one first: it has the socket, and once that is closed, no packet of the others can block."""
+    """Close the connections of a route, the first one first: it has the socket, and once that is closed, no packet of
+    the others can block."""
     for hop in route:
         transport = hop.connection.client.get_transport()
         with contextlib.suppress(Exception):
             hop.connection.client.close()
-        if isinstance(proxy := getattr(transport, "sock", None), paramiko.ProxyCommand):
+        proxy = getattr(transport, "sock", None)
+        if isinstance(proxy, paramiko.ProxyCommand):
             transport.join(TCP_GIVE_UP_S)  # its thread signals the process, so the process must exist until then
             proxy.process.kill()
             proxy.process.wait()

@@ -330,7 +330,7 @@ class _Stories:
         return Story(candidate.title, "candidate", f"{candidate.describe()}; at {names}", [], scripts)
 
     def _blocked_notes(self, node: str) -> list[str]:
-        """Sentences on the candidates that the node's blocklist makes later runs leave out."""
+        """Sentences on the blocked candidates of the node, which later runs leave out."""
         blocked = [candidate for candidate in self._faulted if any(fault.node == node for fault in candidate.faults)]
         if not blocked:
             return []

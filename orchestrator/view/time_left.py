@@ -41,7 +41,7 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
             for attempt in at_work
             if state.unsettled(attempt.shapes)
         ],
-        over=_measured(state, paces),
+        finished=_measured(state, paces),
         start=_start(state, about, now, driven),
     )
 
@@ -77,7 +77,7 @@ def _waiting(state: State, at_work: list[Attempt], usual: float, slots: int) -> 
     if state.pending > MOST_SCHEDULED:
         setups = units - sharing + setup_share * sharing
         seconds = state.left_s - sum(attempt.left_s for attempt in at_work) + state.setup_s * setups
-        longest = max((-kind.waiting[0][0] for kind in kinds if kind.waiting), default=0.0)
+        longest = max((-kind.waiting[0].minus_s for kind in kinds if kind.waiting), default=0.0)
         each = max(0.0, seconds - longest) / max(1, units - 1)
         return [usual * longest, *[usual * each] * (units - 1)][:units]
     at_work_shapes = {shape for attempt in at_work for shape in attempt.shapes}

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.table import read_table
-from orchestrator.tables.table_family import shipped_tables
+from orchestrator.tables.table_names import shipped_tables
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.families import FAMILIES
 

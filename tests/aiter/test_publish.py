@@ -33,17 +33,17 @@ MERGES = {
 def test_the_merge_at_aiters_start_is_read_from_its_files(version: str, tmp_path: Path) -> None:
     take_out(version, tmp_path, "aiter/configs", "aiter/jit", "csrc", ":(glob)hsa/**/*.csv")
     build = Build(tmp_path)
-    start = build.start_merge(A4W4)
+    start = build.merge_rules(A4W4)
     assert (
         start.merges_model_configs,
-        start.repeated_key_stops,
-        start.other_columns_stop,
+        start.stops_at_repeated_key,
+        start.stops_at_other_columns,
         start.key_columns,
     ) == MERGES[version]
     assert {"gfx942", "gfx950"} <= build.chips
     if version == NEWEST:
         without_list = FAMILIES["batched_gemm_a8w8_blockscale_mxscale"]
-        assert not build.start_merge(without_list).repeated_key_stops
+        assert not build.merge_rules(without_list).stops_at_repeated_key
         for family in FAMILIES.values():
             own = build.header(family)
             assert not own or family.two_stages or own == family.tuned_header, family.name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.image.build import TRITON
+from orchestrator.image.image_files import TRITON
 from tests.aiter.checkout import needs_checkout, take_out
 from tests.paths import ROOT
 from worker.triton_configs.kinds import BY_NAME
@@ -37,7 +37,7 @@ for kind, m, more in jobs:
 def test_every_kind_and_fused_operator_that_is_measured_compiles_without_a_gpu(tmp_path: Path) -> None:
     """The last two have the change of pull request #5137 to a16w16's default file, without which Triton 3.9 spills."""
     take_out("e4048607a5", tmp_path, *TRITON, "aiter/jit/core.py")
-    fused = [(k.name, 32, {"caller": c.function}) for k in BY_NAME.values() for c in k.callers if c.given is not None]
+    fused = [(k.name, 32, {"caller": c.function}) for k in BY_NAME.values() for c in k.callers if c.is_callable]
     assert len(fused) == 4
     changed = [("a16w16", m, {"waves_per_eu": 4}) for m in (8, 256)]
     jobs = [*((kind, 32, {}) for kind in tuned_kinds()), *fused, *changed]

@@ -11,8 +11,7 @@ from typing import Any
 
 from orchestrator.cli import cancel, driving
 from orchestrator.cli.printer import finish_page
-from orchestrator.controller.context import DriveSettings
-from orchestrator.controller.messages import StopLimits, Timeouts
+from orchestrator.controller.context import DriveSettings, StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.policy import PolicySettings

@@ -122,7 +122,7 @@ class Fleet(Books):
         run, cost = new_run_id(0.0), CostModel.default("faulty", family, "gfx950")
         nodes = plan_nodes(inventory, run, self.runs / run, {})
         plan = make_plan(
-            listed.shapes, family, cost, {n.node: len(n.slots) for n in nodes}, tuner="faulty", gfx="gfx950", cu_num=256
+            listed.shapes, family, cost, {n.node: len(n.slots) for n in nodes}, tuner="faulty", chip=("gfx950", 256)
         )
         config = RunConfig(
             run=run, created=0.0, argv=[], version="0", family=family.name, tuner="faulty", shapes=str(self.csv),

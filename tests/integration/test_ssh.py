@@ -18,8 +18,8 @@ from orchestrator.inventory.model import Node
 from orchestrator.machines.node_check import check_nodes
 from orchestrator.transport.base import RemoteFile, connected
 from orchestrator.transport.ssh import SshTransport
+from orchestrator.transport.ssh_config import HostRequest
 from orchestrator.transport.ssh_connection import hops
-from orchestrator.transport.ssh_host import HostRequest
 from tests.integration.sshd import SSHD, LightFleet, Sshd, keygen, light_fleet, public
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -38,8 +38,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "split-loses-a-shape", 1, "orchestrator/policy/work_queue.py",
-        "isolate(state, left[(len(left) + 1) // 2 :])",
-        "isolate(state, left[(len(left) + 3) // 2 :])",
+        "isolate(state, rest[middle:])",
+        "isolate(state, rest[middle + 1 :])",
         "A group that is halved after a fault drops a shape, which then never ends.",
         ("tests/unit/policy/test_blame.py::test_unknown_in_flight_is_halved_and_uses_no_try",),
     ),
@@ -96,7 +96,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/controller/test_reports.py::test_only_what_a_node_does_not_have_is_sent_again",),
     ),
     Bug(
-        "node-loss-is-a-try", 5, "orchestrator/policy/blame.py",
+        "node-loss-is-a-try", 5, "orchestrator/policy/evidence.py",
         "if len(shape.losses) >= state.settings.losses:",
         "shape.tries += 1\n    if len(shape.losses) >= state.settings.losses:",
         "A node that is lost uses up a try of the shape that it had.",
@@ -124,8 +124,8 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/policy/test_slots.py::test_a_failed_canary_shuts_the_slot_until_one_passes",),
     ),
     Bug(
-        "sick-slot-accuses", 6, "orchestrator/policy/blame.py",
-        "strike_out(state, state.shapes[s], attempt)",
+        "sick-slot-accuses", 6, "orchestrator/policy/evidence.py",
+        "strike_out(state, state.shapes[fault.shape], fault.attempt)",
         "pass",
         "A fault on a slot whose canary failed afterwards still counts against the shape.",
         ("tests/unit/policy/test_blame.py::test_a_fault_on_a_slot_whose_canary_then_fails_is_not_held_against_the_shape",),
@@ -180,7 +180,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/machines/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
     ),
     Bug(
-        "command-line-unquoted", 10, "orchestrator/transport/base.py",
+        "command-line-unquoted", 10, "orchestrator/transport/commands.py",
         'return "exec " + " ".join(map(quote, argv))',
         'return "exec " + " ".join(f\'"{word}"\' for word in argv)',
         "The shell of a node expands what is in the words of a command.",
@@ -306,7 +306,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/project/test_rooms.py::test_every_room_imports_only_the_rooms_below_it",),
     ),
     Bug(
-        "schema-out-of-step", 17, "orchestrator/inventory/values.py",
+        "schema-out-of-step", 17, "orchestrator/inventory/option_types.py",
         "Field(ge=1, le=65535)",
         "Field(ge=0, le=65535)",
         "The schema that editors use says something else than the inventory's reader.",

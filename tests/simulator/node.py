@@ -66,9 +66,9 @@ class SimNode:
     inbox: list[SimSpec] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     blocked: dict[tuple[str, int, int], bool] = field(default_factory=dict)
-    """The blocklist: (slot, shape, candidate) -> whether it was seen on a second slot."""
+    """Blocked candidates: (slot, shape, candidate) -> whether it was seen on a second slot."""
     news: list[Callable[[], object]] = field(default_factory=list)
-    """Changes of blocklist entries that the next spec carries."""
+    """Changes of blocked candidates that the next spec carries."""
     file: list[ev.Event] = field(default_factory=list)
     read: int = 0
     powered: bool = True
@@ -214,8 +214,8 @@ class SimNode:
         """Candidates of a shape."""
         return self.plan.candidates or 2
 
-    def _left_out(self, w: SimWorker, shape: int) -> dict[int, bool]:
-        """Candidates that the slot's blocklist withholds; whether each was seen on a second slot."""
+    def _blocked(self, w: SimWorker, shape: int) -> dict[int, bool]:
+        """Candidates that are blocked on the slot; whether each was seen on a second slot."""
         return {
             c: sure for (slot, s, c), sure in self.blocked.items() if s == shape and (slot == w.slot or sure)
         }  # fmt: skip
@@ -227,20 +227,20 @@ class SimNode:
         ill = faults.sick.get((self.name, w.slot))
         if ill is not None and ill.salvage and ill.hits(shape, self.clock.now):
             sick = tuple(range(self.rng.random() < 0.5, self._count))  # all of them, or all but the first
-        left_out = self._left_out(w, shape)
+        blocked = self._blocked(w, shape)
         return [
             c
             for c in range(self._count)
-            if c not in left_out
+            if c not in blocked
             and (c in sick or c in faults.cursed.get(shape, ()) or (faults.flaky and self.rng.random() < faults.flaky))
         ]
 
     def _tell_candidates(self, w: SimWorker, spec: SimSpec, shape: int, lost: list[int]) -> None:
-        left_out = self._left_out(w, shape)
+        blocked = self._blocked(w, shape)
         for c in lost:
             self.blocked.setdefault((w.slot, shape, c), False)
-        ran = [c for c in range(self._count) if c not in lost and c not in left_out]
-        earlier = [c for c, sure in left_out.items() if not sure]
+        ran = [c for c in range(self._count) if c not in lost and c not in blocked]
+        earlier = [c for c, sure in blocked.items() if not sure]
         of_before = self.plan.faults.listed.get((self.name, w.slot), {}).get(shape, ())
         withheld = tuple((f"c{c}",) for c in (*lost, *earlier))
         old = tuple((f"c{c}",) for c in earlier if c in of_before)

@@ -102,7 +102,7 @@ class Faults:
     flaky: float = 0.0
     """Chance that a candidate faults, wherever it runs."""
     listed: Mapping[SlotId, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
-    """Slot -> entries that its blocklist has from earlier runs: shape -> candidates."""
+    """Slot -> what earlier runs blocked on it: shape -> candidates."""
     noisy: float = 0.0
     """Chance that a winner's time is noise."""
     unknown: float = 0.0

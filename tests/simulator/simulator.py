@@ -36,7 +36,7 @@ class ShapeEnd:
     attempts: list[str] = field(default_factory=list)
     winner: tuple[str, ...] = ()
     unconfirmed: bool = False
-    """Tuned, with candidates left out that faulted on one slot alone."""
+    """Tuned, with candidates blocked that faulted on one slot alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Simulator:
         self.plan, self._step = plan, step
         self.policy = Policy()
         self.winners: dict[tuple[str, int], tuple[str, ...]] = {}
-        self._left_out: dict[int, dict[SlotId, set[int]]] = {}
+        self._blocked: dict[int, dict[SlotId, set[int]]] = {}
         self.journal: list[tuple[float, ev.Record]] = []
         self.now = 0.0
         self._rng = random.Random(plan.seed)
@@ -349,17 +349,17 @@ class Simulator:
             self.later(self.plan.lag_s, partial(self._take_back, node, node.session, d.attempt))
 
     def _compare(self, e: ev.ShapeTuned | ev.ShapeRefused) -> None:
-        """Tell the blocklists what became of their candidates on another slot, as the ledger does."""
+        """Tell the nodes what became of their blocked candidates on another slot, as the ledger does."""
         a = self.policy.state.attempts[e.attempt]
         here, lost = (a.node, a.slot), {int(c[1:]) for (c,) in set(e.withheld) - {ev.NOISE}}
-        for (name, slot), others in self._left_out.get(e.shape, {}).items():
+        for (name, slot), others in self._blocked.get(e.shape, {}).items():
             for c in others if (name, slot) != here else ():
                 for node, key in ((name, slot), *([here] if c in lost else [])):
                     blocked, entry = self.nodes[node].blocked, (key, e.shape, c)
                     tell = partial(blocked.__setitem__, entry, True) if c in lost else partial(blocked.pop, entry, None)
                     self.nodes[node].news.append(tell)
         if lost:
-            self._left_out.setdefault(e.shape, {}).setdefault(here, set()).update(lost)
+            self._blocked.setdefault(e.shape, {}).setdefault(here, set()).update(lost)
 
     def _put(self, name: str, spec: SimSpec) -> None:
         node = self.nodes[name]

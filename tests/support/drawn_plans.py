@@ -140,8 +140,8 @@ def with_leases(plan: SimPlan) -> SimPlan:
 
 
 def with_candidates(plan: SimPlan) -> SimPlan:
-    """The plan with candidates that fault one by one, on one slot alone or everywhere; with blocklists of earlier runs,
-    and slots of different speed. That slot is the only one whose canary passes although it is sick."""
+    """The plan with candidates that fault one by one, on one slot alone or everywhere; with candidates blocked in
+    earlier runs, and slots of different speed. That slot is the only one whose canary passes although it is sick."""
     rng = random.Random(f"{plan.seed} candidates")
     count = rng.randint(3, 8)
     places = [(n, str(s)) for n, k in plan.nodes.items() for s in range(k)]

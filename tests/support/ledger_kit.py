@@ -139,12 +139,12 @@ def ended(attempt: str, outcome: str = "done", **fields: Any) -> dict[str, Any]:
     return record("attempt_ended", 2.0, attempt=attempt, outcome=outcome, **{**rest, **fields})
 
 
-def left_out(candidate: list[str], **fields: Any) -> dict[str, Any]:
-    """An entry of `withheld`: a candidate that was left out, because it faulted."""
+def blocked(candidate: list[str], **fields: Any) -> dict[str, Any]:
+    """An entry of `withheld`: a blocked candidate, which faulted."""
     made = {"key": ["gfx950", "3"], "candidate": candidate, "name": "asm kernel\x1b[31m", "outcome": "fault"}
     return {**made, "detail": "SIGSEGV", "t": 5.0, "slot": "gpu-1", "image": "sha", "driver": "6", **fields}
 
 
-def tuned(attempt: str, *withheld: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A result of shape 3 from which candidates were left out."""
-    return {**row("shape_tuned", attempt, 3), "candidate": ["ck", "3"], "withheld": list(withheld), **fields}
+def tuned(attempt: str, *blocked_records: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A result of shape 3 with blocked candidates."""
+    return {**row("shape_tuned", attempt, 3), "candidate": ["ck", "3"], "withheld": list(blocked_records), **fields}

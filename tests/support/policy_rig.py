@@ -90,10 +90,10 @@ class Rig:
                 out += self.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
         return out
 
-    def incomplete(self, shape: int, *left_out: str, earlier: Iterable[str] = ()) -> list[ev.Decision]:
+    def incomplete(self, shape: int, *blocked: str, earlier: Iterable[str] = ()) -> list[ev.Decision]:
         """A result without some candidates; its attempt ends."""
         a = self.attempt(shape)
-        names, old = tuple((c,) for c in left_out), tuple((c,) for c in earlier)
+        names, old = tuple((c,) for c in blocked), tuple((c,) for c in earlier)
         out = self.start(shape) + self.do(ev.ShapeTuned(a.id, shape, names, old))
         return out + self.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
 

@@ -33,10 +33,10 @@ from worker.protocol import (
     ProtocolError,
     Spec,
     SpecShape,
+    blocked_records,
     checked_row,
     identity,
     record,
-    withheld_list,
 )
 from worker.text import MAX_DETAIL, clean, tail
 
@@ -114,7 +114,7 @@ class MessageCheck:
 
 def _candidate_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     """The optional fields of a shape's end."""
-    entries, more = withheld_list(message.get("withheld") or ())
+    entries, more = blocked_records(message.get("withheld") or ())
     for entry in entries:
         entry["name"] = clean(entry["name"])
         entry["detail"] = clean(entry["detail"])

@@ -155,7 +155,7 @@ class Agent:
         self._log(f"{verb} this slot's device, {why}")
 
     def _pass_last_verdicts(self) -> None:
-        """Pass the controller's last findings on the blocklist to the tuner; a further spec would have brought them."""
+        """Pass the controller's last verdicts on blocked candidates to the tuner; no further spec brings them."""
         try:
             spec = Spec.loads(read_spec(self._paths.verdicts))
         except FileNotFoundError:

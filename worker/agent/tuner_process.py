@@ -10,7 +10,7 @@ its stdin, one a line; the process writes messages, JSON objects one a line, to 
     P               time the two known kernels          {"type": "canary_timed", "compute_us": ..., "memory_us": ...}
     T <spec>        tune                                those of worker/tuners/base.py, and `done` with `spent`
     A <shape>       the shape's start is on record      none
-    V <spec>        verdicts on the blocklist           {"type": "alive"}
+    V <spec>        verdicts on blocked candidates           {"type": "alive"}
 
 Instead of the last message of a command, one of the types error, oom, disk_full, fault, hang or interrupted may come,
 with `detail`. `TunerProcess.turns` gives the messages as they come.

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from worker.aiter_tree.locate import NotATreeError, ScratchTree, Tree, choose
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
+from worker.aiter_tree.locate import NotATreeError, Tree, choose
+from worker.aiter_tree.scratch_tree import ScratchTree
 from worker.bench.config_set import config_read, tree_with_configs
-from worker.bench.inputs import Inputs
 from worker.bench.measuring import Backend, BoundCase, Call
 from worker.bench.torch_backend import TorchBackend
 from worker.families import FAMILIES
@@ -32,7 +31,9 @@ from worker.protocol.bench import BenchOptions
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.resolve import CONFIGS
 from worker.tuners.common.calls import arguments_of, find_function
+from worker.tuners.common.case import BLOCK8, MX4, ROW8, Case
 from worker.tuners.common.device import Device
+from worker.tuners.common.inputs import Inputs, Operands, plain_operands, stored_operands
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 
 BATCHED_OPS = {
@@ -46,9 +47,6 @@ BATCHED_OPS = {
 GLUON_OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 GLUON_FOLDER = "aiter/ops/triton/gluon"
 GLUON_CHIP = "gfx950"
-
-Operands = dict[str, Any]
-"""Operands by role (worker/tuners/common/calls.py, ROLES): x, w, xs, ws (scales, or None) and bias."""
 
 
 def make_backend(name: str, options: BenchOptions, device: Device) -> Backend:
@@ -157,7 +155,7 @@ class Dispatch:
         if "bpreshuffle" in case.family:
             prepare = _blocks_shuffled_operands if case.format == BLOCK8 else _shuffled_operands
         elif case.format == ROW8 and not case.b:
-            prepare = _stored_operands
+            prepare = stored_operands
         return bind_function(function, path, case, prepare)
 
 
@@ -178,10 +176,7 @@ def bind_function(
         written = out
         if pads_rows and case.m % 32:
             written = out.new_full((-(-case.m // 32) * 32, case.n), float("nan"))
-        operands = prepare(inputs)
-        if case.format in (PRE8, PRE4):
-            operands["xs"] = None
-        available = {**operands, "dtype": out.dtype, "out": written}
+        available = {**prepare(inputs), "dtype": out.dtype, "out": written}
         if pads_rows:
             available["bpreshuffle"] = True
         arguments = arguments_of(function, available)
@@ -197,21 +192,9 @@ def bind_function(
     return BoundCase(op, path, make)
 
 
-def plain_operands(inputs: Inputs) -> Operands:
-    """Operands as the Triton wrappers take them: the row scales of W lie along N."""
-    operands = _stored_operands(inputs)
-    if inputs.ws is not None and inputs.case.format == ROW8:
-        operands["ws"] = inputs.ws.transpose(-1, -2).contiguous()
-    return operands
-
-
-def _stored_operands(inputs: Inputs) -> Operands:
-    return {"x": inputs.x, "w": inputs.w, "xs": inputs.xs, "ws": inputs.ws, "bias": inputs.bias}
-
-
 def _shuffled_operands(inputs: Inputs) -> Operands:
     """W in tiles."""
-    return {**_stored_operands(inputs), "w": _tiled(inputs.w)}
+    return {**stored_operands(inputs), "w": _tiled(inputs.w)}
 
 
 def _tiled(w: torch.Tensor) -> Any:

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.aiter_tree.locate import NotATreeError, choose
-from worker.bench.case import case_of
 from worker.bench.software import stack
 from worker.protocol.bench import BenchOptions
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import clean
 from worker.tuners.base import ALIVE_EVERY_S
+from worker.tuners.common.case import case_of
 from worker.tuners.common.problem import UnavailableError, UnsupportedError, is_fatal, status_of
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import ScratchTree, Tree
-from worker.bench.case import Case
+from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.scratch_tree import ScratchTree
 from worker.triton_configs.config_file import spell_values
 from worker.triton_configs.kinds import BY_NAME, KINDS
 from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver
 from worker.triton_configs.tree_files import plan_file
 from worker.tuners.common.calls import find_function
+from worker.tuners.common.case import Case
 from worker.tuners.common.problem import UnavailableError
 
 

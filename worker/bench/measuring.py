@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import torch
 
-from worker.bench.case import Case
-from worker.bench.inputs import Inputs, needed_bytes
 from worker.protocol import is_wrong
 from worker.protocol.bench import BenchOptions
 from worker.text import byte_words
+from worker.tuners.common.case import Case
 from worker.tuners.common.device import Device
+from worker.tuners.common.inputs import Inputs, needed_bytes
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
-from worker.tuners.common.operands import copies, error_ratio, poison
+from worker.tuners.common.operands import count_copies, error_ratio, poison
 from worker.tuners.common.problem import UnsupportedError
 
 Call = Callable[[], torch.Tensor]
@@ -153,8 +153,8 @@ def _calls_on_copies(
     timed = Inputs.make(checked.case, device.torch, options.seed, 1)
     out = checked.output()
     size = timed.bytes + out.nbytes
-    wanted = 1 if options.iters else copies(size, options.rotate_mb << 20 or device.rotate_bytes)
-    count = max(1, min(wanted, int(device.available() * COPIES_SHARE) // size))
+    rotate_bytes = 0 if options.iters else options.rotate_mb << 20 or device.rotate_bytes
+    count = count_copies(size, rotate_bytes, room=int(device.available() * COPIES_SHARE) // size)
     calls = [bound.make(timed, out)]
     for _ in range(count - 1):
         calls.append(bound.make(timed.copy(), torch.empty_like(out)))

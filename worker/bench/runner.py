@@ -20,18 +20,21 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child, OutputLog, Stopwatch, exit_words
+from worker.process import Child, OutputLog, ask_child, exit_words
 from worker.protocol.bench import BenchOptions, Side
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import plural
+from worker.tuners.common.helper_process import HelperError, HelperProcess, HelperRefused
 
 LAST_WORDS = 600
 """Bytes of its log that we quote when it ends."""
 END_WITHIN_S = 10.0
 """A process that closed its socket has this many seconds to exit by itself."""
+START_S = 240.0
+"""Seconds of silence until a backend's process is ready: it imports torch, and AITER may build a module."""
 WARMUP = 5
 CALLS = 26
 """Calls under the profiler: WARMUP, which do not count, then CALLS."""
@@ -41,20 +44,48 @@ _RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
 Alive = Callable[[], None]
 
 
-class Refused(Exception):
-    """No result for this shape: `status` is a row's (unavailable, unsupported, wrong, fault, timeout, oom, error)."""
-
-    def __init__(self, status: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
-class Process(NamedTuple):
-    """A child.py, our end of its socket, and its output."""
+@dataclass(frozen=True, slots=True)
+class BackendChannel:
+    """A process of child.py, our end of its socket, and its output: a HelperChannel whose messages are JSON objects."""
 
     child: Child
-    conn: Connection
+    connection: Connection
     log: OutputLog
+
+    def send(self, job: Mapping[str, Any]) -> None:
+        self.connection.send_bytes(json.dumps(dict(job)).encode())
+
+    def receive(self) -> dict[str, Any]:
+        message = dict(json.loads(self.connection.recv_bytes()))
+        self.log.read(mirror=1)
+        return message
+
+    def describe_death(self) -> str:
+        """End it; how it ended, with the end of its log."""
+        self.child.wait(END_WITHIN_S)
+        status = self.child.returncode
+        how = "closed its socket" if status is None else exit_words(status)
+        last_words = self.log.tail(LAST_WORDS)
+        self.end()
+        return f"its process {how}; the log ends: {last_words}"
+
+    def end(self) -> None:
+        """End it by force, and what it started."""
+        self.child.kill()
+        self.log.read(mirror=1)
+        self.connection.close()
+
+
+class BackendProcess(HelperProcess):
+    """The process of child.py that holds a backend."""
+
+    silence = "no sign of progress"
+
+    def is_answer(self, message: Any) -> bool:
+        return bool(message["is"] != "alive")
+
+    def last_words(self, message: Any) -> str:
+        return str(message["detail"]) if message["is"] == "fault" else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,109 +104,89 @@ class BackendRunner:
     facts: dict[str, Any] = field(default_factory=dict)
     gone: str = ""
     """The reason why it is unavailable and is not started again."""
-    _process: Process | None = None
+    _process: BackendProcess = field(init=False)
     _shape: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._process = BackendProcess(self._start_channel, START_S)
 
     def prepare(
         self, family: str, key: Mapping[str, Any], err_ratio: float, quiet_s: float, alive: Alive
     ) -> dict[str, Any]:
-        """Prepare a shape and return the answer. Raises Refused."""
+        """Prepare a shape and return the answer. Raises HelperError."""
         self._shape = {"do": "prepare", "family": family, "key": dict(key), "err_ratio": err_ratio}
         answer = self.ask(self._shape, quiet_s, alive)
         if answer["status"] != "ok":
-            raise Refused("wrong", f"{answer['err']:.2%} of its elements are off (kernel {answer['kernel']})")
+            raise HelperRefused("wrong", f"{answer['err']:.2%} of its elements are off (kernel {answer['kernel']})")
         if self.options.timer == "rocprof":  # its memory is wanted by the process under the profiler
             self.ask({"do": "drop"}, quiet_s, alive)
         return answer
 
     def sample(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
-        """One run: us, spread, samples, and with rocprof `kernel`. Raises Refused."""
+        """One run: us, spread, samples, and with rocprof `kernel`. Raises HelperError."""
         if self.options.timer == "rocprof":
             return self._profiled(quiet_s, alive)
         return self.ask({"do": "sample"}, quiet_s, alive)
 
     def drop(self, alive: Alive) -> None:
         """Free the shape's memory."""
-        if self._process is not None:
-            with contextlib.suppress(Refused):
+        if self._process.is_alive:
+            with contextlib.suppress(HelperError):
                 self.ask({"do": "drop"}, 60.0, alive)
 
     def close(self) -> None:
         """End its process by force, and what it started."""
-        if self._process is not None:
-            self._process.child.kill()
-            self._process.log.read(mirror=1)
-            self._process.conn.close()
-        self._process = None
+        self._process.end()
 
-    def start(self, quiet_s: float, alive: Alive = lambda: None) -> Process:
-        """Return the process; start it if needed. Raises Refused, and then the backend stays unavailable."""
+    def start(self, quiet_s: float = START_S, alive: Alive = lambda: None) -> None:
+        """Start the process if none runs. Raises HelperError, and then the backend stays unavailable."""
         if self.gone:
-            raise Refused("unavailable", self.gone)
-        if self._process is None:
-            try:
-                self._process = self._spawn()
-                self._answer(self._process, quiet_s, alive)
-            except OSError as e:
-                self.gone = f"{self.side.python} cannot be started: {e.strerror or e}"
-                raise Refused("unavailable", self.gone) from e
-            except Refused as e:
-                self.gone = str(e) if e.status == "unavailable" else f"its process ends before it is ready: {e}"
-                self.close()
-                raise
-        return self._process
+            raise HelperRefused("unavailable", self.gone)
+        if self._process.is_alive:
+            return
+        try:
+            self._process.start(greets=True)
+            self._wait_for_answer(quiet_s, alive)
+        except OSError as e:
+            self.gone = f"{self.side.python} cannot be started: {e.strerror or e}"
+            raise HelperRefused("unavailable", self.gone) from e
+        except HelperError as e:
+            self.gone = str(e) if e.status == "unavailable" else f"its process ends before it is ready: {e}"
+            self.close()
+            raise
 
     def ask(self, command: Mapping[str, Any], quiet_s: float, alive: Alive = lambda: None) -> dict[str, Any]:
-        """Send a command and return its answer. Raises Refused."""
-        process = self.start(quiet_s, alive)
-        with contextlib.suppress(OSError):  # it ended: its last messages are read below
-            process.conn.send_bytes(json.dumps(dict(command)).encode())
-        return self._answer(process, quiet_s, alive)
+        """Send a command and return its answer. Raises HelperError."""
+        self.start(quiet_s, alive)
+        self._process.send(command)
+        return self._wait_for_answer(quiet_s, alive)
 
-    def _spawn(self) -> Process:
+    def _start_channel(self) -> BackendChannel:
         """Start the process. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         spec = self.folder / "spec.json"
         spec.write_text(json.dumps({"backend": self.name, "options": dict(self.raw)}))
-        log, (ours, theirs) = OutputLog(self.folder / "log"), Pipe()
+        log = OutputLog(self.folder / "log")
+        ours, theirs = Pipe()
         with theirs, log.open() as out:
             fd = theirs.fileno()
-            return Process(self._run([*self._program(spec), str(fd)], out.fileno(), (fd,)), ours, log)
+            argv = [*self._program(spec), str(fd)]
+            child = Child(argv, env=self._environment(), cwd=self.folder, out=out.fileno(), keep=(fd,))
+            return BackendChannel(child, ours, log)
 
     def _program(self, spec: Path) -> list[str]:
         return [self.side.python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child", str(spec)]
 
-    def _run(self, argv: list[str], out: int, keep: tuple[int, ...] = ()) -> Child:
-        env = {**os.environ, **environment(self.side.python), **self.variables}
-        return Child(argv, env=env, cwd=self.folder, out=out, keep=keep)
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **environment(self.side.python), **self.variables}
 
-    def _answer(self, process: Process, quiet_s: float, alive: Alive) -> dict[str, Any]:
-        """The next message but `alive`. Raises Refused, after closing a process that ended or hangs."""
-        watch, quiet = Stopwatch(), 0.0
-        while quiet <= quiet_s:
-            alive()
-            try:
-                message = json.loads(process.conn.recv_bytes()) if process.conn.poll(0.1) else None
-            except (EOFError, OSError):
-                process.child.wait(END_WITHIN_S)
-                status, words = process.child.returncode, process.log.tail(LAST_WORDS)
-                how = "closed its socket" if status is None else exit_words(status)
-                raise self._end("fault", f"its process {how}; the log ends: {words}") from None
-            quiet = watch.turn() + (quiet if message is None else 0.0)
-            if message is None or message["is"] == "alive":
-                continue
-            if message["is"] == "fault":
-                raise self._end("fault", str(message["detail"]))
-            process.log.read(mirror=1)
-            self.facts = message.get("facts") or self.facts
-            if message["is"] == "refused":
-                raise Refused(str(message["status"]), str(message["detail"]))
-            return dict(message)
-        raise self._end("timeout", f"no sign of progress for {quiet_s:g} s")
-
-    def _end(self, status: str, detail: str) -> Refused:
-        self.close()
-        return Refused(status, detail)
+    def _wait_for_answer(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
+        """The answer that is owed. Raises HelperError."""
+        answer: dict[str, Any] = self._process.wait_for_answer(quiet_s, alive)
+        self.facts = answer.get("facts") or self.facts
+        if answer["is"] == "refused":
+            raise HelperRefused(str(answer["status"]), str(answer["detail"]))
+        return answer
 
     def _profiled(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
         """One run under rocprofv3, in a process that makes the calls and ends."""
@@ -185,21 +196,14 @@ class BackendRunner:
         calls = {"do": "calls", "calls": WARMUP + CALLS - 1}  # the check of the result was the first
         spec = {"backend": self.name, "options": dict(self.raw), "commands": [self._shape, calls]}
         (folder / "spec.json").write_text(json.dumps(spec))
-        argv, log = profiler_argv(self._program(folder / "spec.json"), folder / "out"), OutputLog(folder / "log")
+        argv = profiler_argv(self._program(folder / "spec.json"), folder / "out")
+        log = OutputLog(folder / "log")
         with log.open() as out:
-            child = self._run(argv, out.fileno())
-        watch, spent = Stopwatch(), 0.0
-        try:
-            while not child.wait(0.05):
-                spent += watch.turn()
-                if spent > quiet_s:
-                    raise Refused("timeout", f"{TOOL} did not end within {quiet_s:g} s")
-                alive()
-            status = child.returncode
-        finally:
-            child.kill()  # the profiler, and the program under it
+            status = ask_child(argv, out, env=self._environment(), cwd=self.folder, limit_s=quiet_s, alive=alive)
+        if status is None:
+            raise HelperRefused("timeout", f"{TOOL} did not end within {quiet_s:g} s")
         if status:
-            raise Refused("error", f"{TOOL} or the program under it {exit_words(status)}: {log.tail(LAST_WORDS)}")
+            raise HelperRefused("error", f"{TOOL} or the program under it {exit_words(status)}: {log.tail(LAST_WORDS)}")
         us, kernels = per_call_us(folder / "out", self.options.kernel)
         return {"us": us, "spread": 0.0, "samples": CALLS, "kernel": kernels}
 
@@ -213,10 +217,10 @@ def environment(python: str) -> dict[str, str]:
 
 
 def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
-    """The command line that runs `program` under the profiler. Raises Refused if there is no profiler."""
+    """The command line that runs `program` under the profiler. Raises HelperError if there is no profiler."""
     tool = shutil.which(TOOL, path=f"{os.environ.get('PATH', os.defpath)}:/opt/rocm/bin")
     if tool is None:
-        raise Refused("unavailable", f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
+        raise HelperRefused("unavailable", f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
     return [
         tool,
         *["--kernel-trace", "--stats", "--output-format", "csv", "-o", "bench", "-d"],
@@ -227,7 +231,7 @@ def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
 
 
 def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: int = CALLS) -> tuple[float, str]:
-    """(microseconds of one call, the kernels that count, joined by ` + `). Raises Refused, which names what ran.
+    """(microseconds of one call, the kernels that count, joined by ` + `). Raises HelperError, which names what ran.
 
     Kernels belong to the call by `pattern`, else all but the runtime's own.
     """
@@ -247,7 +251,7 @@ def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: in
     if not ns_per_call:
         ran = [f"{_short(name)} ({plural(len(times), 'time')})" for name, times in durations.items()][:8]
         wanted = f"kernel matching {pattern!r}" if pattern else "kernel"
-        raise Refused(
+        raise HelperRefused(
             "error",
             f"no {wanted} ran a whole number of times in each of {all_calls} calls; there were:"
             f" {', '.join(ran) or 'none, or none on a GPU'}",
@@ -256,8 +260,8 @@ def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: in
 
 
 def parse_trace(path: Path) -> dict[str, list[int]]:
-    """Durations of the dispatches of a `kernel_trace.csv` in ns, by kernel, in the order of their start. Raises Refused
-    with file and line."""
+    """Durations of the dispatches of a `kernel_trace.csv` in ns, by kernel, in the order of their start. Raises
+    HelperError with file and line."""
     times: dict[str, list[tuple[int, int]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as f:
         reader = csv.DictReader(f)
@@ -268,7 +272,7 @@ def parse_trace(path: Path) -> dict[str, list[int]]:
                 if row.get("Kind", "KERNEL_DISPATCH") == "KERNEL_DISPATCH":
                     times.setdefault(row["Kernel_Name"], []).append((start, duration))
         except (KeyError, TypeError, ValueError, csv.Error) as e:
-            raise Refused("error", f"{path}:{reader.line_num}: this is not a trace of {TOOL}: {e!r}") from e
+            raise HelperRefused("error", f"{path}:{reader.line_num}: this is not a trace of {TOOL}: {e!r}") from e
     return {name: [duration for _, duration in sorted(pairs)] for name, pairs in times.items()}
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case
-from worker.bench.inputs import Inputs
 from worker.bench.measuring import BoundCase, Call
+from worker.tuners.common.case import BLOCK8, MX4, ROW8, ROW16, Case
+from worker.tuners.common.inputs import Inputs
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.torch.variants import mx_types, op
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from worker.aiter_tree.locate import imported_package
 from worker.bench.config_set import set_name
-from worker.bench.runner import BackendRunner, Refused
+from worker.bench.runner import BackendRunner
 from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
@@ -27,13 +27,13 @@ from worker.protocol.bench import HARMLESS, BenchOptions, Side, draw_rounds, loa
 from worker.tuners.aiter.environment import chip_variables, inventory_switches
 from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
+from worker.tuners.common.helper_process import HelperError
 from worker.tuners.common.problem import figure
 
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog. We end a hanging process before the agent does: we know which backend it is."""
 PROBE = ""
 """Name of the runner without a backend: it describes the side, and runs the canary."""
-START_S = 240.0
 """Seconds without progress that a process may take to start; importing AITER takes minutes at its first time."""
 MAX_DETAIL = 1500
 """Characters of a reason that a row or a failure carries."""
@@ -73,15 +73,15 @@ class BenchTuner:
             for name in options.backends or self._default_backends:
                 if name.startswith("aiter"):
                     continue  # its variables depend on the family, which comes with the first shape
-                with contextlib.suppress(Refused):  # its rows will have the reason
-                    self._runner(side, name, options, "").start(START_S)
+                with contextlib.suppress(HelperError):  # its rows will have the reason
+                    self._runner(side, name, options, "").start()
         return {**{k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}, "bench": stacks}
 
     def _probe(self, side: Side, options: BenchOptions) -> dict[str, Any]:
         """Facts on a side: its software and device, what was requested for it, and why it is unavailable if it is."""
         probe = self._runner(side, PROBE, options, "")
-        with contextlib.suppress(Refused):
-            probe.start(START_S)
+        with contextlib.suppress(HelperError):
+            probe.start()
         facts = {**probe.facts, "python_path": side.python}
         if side.variables:
             facts["variables"] = dict(side.variables)
@@ -99,7 +99,7 @@ class BenchTuner:
             if runner.name == PROBE and not runner.gone:
                 try:
                     answer = runner.ask({"do": "canary"}, 100.0)
-                except Refused as e:
+                except HelperError as e:
                     return False, -1.0, str(e)
                 finally:
                     runner.close()
@@ -179,7 +179,7 @@ class ShapeBench:
         spec = self._spec
         try:
             answer = runner.prepare(spec.family, self._shape.key, spec.err_ratio, self._quiet_s, self._emit.alive)
-        except Refused as e:
+        except HelperError as e:
             self._refuse(runner, e)
             return
         self._prepared[runner] = answer
@@ -199,7 +199,7 @@ class ShapeBench:
     def _measure_once(self, runner: BackendRunner) -> None:
         try:
             answer = runner.sample(self._quiet_s, self._emit.alive)
-        except Refused as e:
+        except HelperError as e:
             self._refuse(runner, e)
             return
         times = self._times_us[runner]
@@ -208,7 +208,7 @@ class ShapeBench:
         row = _row(runner, self._options, facts, run=self._options.first + len(times))
         self._emit.row(self._shape.id, row)
 
-    def _refuse(self, runner: BackendRunner, e: Refused) -> None:
+    def _refuse(self, runner: BackendRunner, e: HelperError) -> None:
         self._times_us.pop(runner, None)
         facts = self._prepared.pop(runner, {})
         row = _row(runner, self._options, facts, status=e.status, detail=str(e)[:MAX_DETAIL])

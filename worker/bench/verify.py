@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from worker.bench.runner import BackendRunner, Refused
+from worker.bench.runner import BackendRunner
 from worker.families import FAMILIES, Family
 from worker.protocol.bench import HARMLESS, BenchOptions, Side
 from worker.tuners.aiter.session import BUILD_QUIET_S
+from worker.tuners.common.helper_process import HelperError
 
 _STATUS = {"wrong": "MISMATCH", **dict.fromkeys(HARMLESS, "UNSUPPORTED")}
 
@@ -40,7 +41,7 @@ def _verdict(runner: BackendRunner, family: Family, key: Mapping[str, str]) -> s
     try:
         runner.prepare(family.name, key, family.aiter.err_ratio, BUILD_QUIET_S, lambda: None)
         answer = runner.sample(BUILD_QUIET_S, lambda: None)
-    except Refused as e:
+    except HelperError as e:
         reason = " ".join(str(e).split())
         return f"N/A | {_STATUS.get(e.status, 'ERROR')}\nreason: {reason}"
     return f"{answer['us']:.2f} | OK"

@@ -1,6 +1,8 @@
 """The command of `runner.call`: reads a call on standard input, makes it, and writes the answer as JSON.
 
-It begins as `python answer.py ANSWER_FD`. What the code under it prints goes to standard error.
+`enter.py` starts it as `python answer.py ANSWER_FD`. The call is `{"module": "orchestrator.configs.check", "name":
+"compile_buckets", "arguments": [...], "root": "/where/gemmfleet/is", "path": [...]}`, the answer `{"value": ...}` or
+`{"error": "KeyError", "text": "..."}`. What the code under it prints goes to standard error.
 """
 
 import importlib

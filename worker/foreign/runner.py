@@ -2,7 +2,8 @@
 
 `call` calls one of our own functions, which may import and run such code, in a fresh process. Arguments and answer go
 through JSON and are checked against the function's annotations (`values` lists the types), so nothing that the code
-does to its process reaches ours as anything but a wrong answer. `run` runs a command in the same way.
+does to its process reaches ours as anything but a wrong answer. `call_each` makes several such calls at once, and
+`run` runs a command in the same way.
 
     def count_kernels(tree: Path, names: list[str]) -> dict[str, int]: ...      # a function of a module of ours
     counts = call(count_kernels, tree, ["gemm_a8w8"], limits=Limits(seconds=30), packages=True)
@@ -42,7 +43,6 @@ KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "ROCM_PATH"
 """Variables of ours that a process gets: where programs and libraries are, and how to write."""
 END_WITHIN_S = 10.0
 LOOK_EVERY_S = 0.2
-READ_AT_ONCE = 1 << 16
 MOST_ANSWER = 64 << 20
 """Bytes of an answer: what a process may write beside it can be far more."""
 _HERE = Path(__file__).parent

@@ -1,5 +1,11 @@
 """Python values as JSON and back, by their types: what is not of the type is a ValueError that names the place.
 
+`runner.py` encodes the arguments of a call, `answer.py` decodes them in the other process and encodes the answer, and
+`runner.py` decodes that by the return type of the function:
+
+    decode({"names": ["a", 7]}, dict[str, list[str]], "the answer")
+    # ValueError: the answer.names[1] is not str, but 7
+
 Types: None, bool, int, float, str, Path, Any, Literal, unions, lists, tuples, dictionaries, dataclasses and NamedTuples
 of these. `Sequence` reads as a list and `Mapping` as a dictionary.
 """

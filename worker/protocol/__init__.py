@@ -4,14 +4,14 @@ Standard library only. The controller imports this package; the worker imports n
 """
 
 from worker.protocol.candidates import (
+    MAX_BLOCKED,
     MAX_VERDICTS,
-    MAX_WITHHELD,
-    BlocklistVerdict,
+    BlockedRecord,
+    BlockedVerdict,
     TableKernel,
-    Withheld,
+    blocked_records,
     identity,
     is_wanted,
-    withheld_list,
 )
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
@@ -54,16 +54,17 @@ __all__ = [
     "LOCKS",
     "LOCKS_ENV",
     "LOST_BEATS",
+    "MAX_BLOCKED",
     "MAX_RECORD_BYTES",
     "MAX_SPEC_BYTES",
     "MAX_VERDICTS",
-    "MAX_WITHHELD",
     "OUTCOMES",
     "PROTOCOL",
     "RECORDS",
     "SHAPE_VERDICTS",
     "SLOT_RE",
-    "BlocklistVerdict",
+    "BlockedRecord",
+    "BlockedVerdict",
     "InboxName",
     "NodeConfig",
     "NodePaths",
@@ -72,7 +73,7 @@ __all__ = [
     "Spec",
     "SpecShape",
     "TableKernel",
-    "Withheld",
+    "blocked_records",
     "checked_row",
     "hardware_evidence",
     "identity",
@@ -80,5 +81,4 @@ __all__ = [
     "is_wrong",
     "parse_record",
     "record",
-    "withheld_list",
 ]

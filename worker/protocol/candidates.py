@@ -15,9 +15,9 @@ from worker.protocol.records import ProtocolError, type_faults
 
 Identity = tuple[str, ...]
 
-MAX_WITHHELD = 64
-"""Withheld candidates that a record lists; `withheld_more` counts the others."""
-MAX_WITHHELD_BYTES = 40 * 1024
+MAX_BLOCKED = 64
+"""Blocked candidates that a record lists; `withheld_more` counts the others."""
+MAX_BLOCKED_BYTES = 40 * 1024
 MAX_VERDICTS = 256
 """Entries of `refuted` and of `confirmed` in one spec."""
 MAX_WORDS = 64
@@ -27,8 +27,8 @@ MAX_WORD = 400
 BAD_ENDS = ("fault", "hang", "oom", "error")
 SOURCES = ("attempt", "blocklist")
 _TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
-"""Characters of the texts of a withheld candidate."""
-_WITHHELD_TYPES: dict[str, tuple[type, ...]] = {
+"""Characters of the texts of a blocked candidate."""
+_BLOCKED_TYPES: dict[str, tuple[type, ...]] = {
     "key": (list,),
     "candidate": (list,),
     "outcome": (str,),
@@ -45,7 +45,7 @@ _VERDICT_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-class Withheld(TypedDict, total=False):
+class BlockedRecord(TypedDict, total=False):
     """A candidate that an attempt did not measure because it faulted there, or did so before."""
 
     key: list[str]
@@ -83,8 +83,8 @@ def is_wanted(only: Sequence[TableKernel] | None, name: str, split: str | None =
     return only is None or any(kernel.name == name and split in (None, kernel.split) for kernel in only)
 
 
-class BlocklistVerdict(TypedDict, total=False):
-    """Evidence from other slots on an entry of a node's blocklist; `slot` and `t` are the entry's own."""
+class BlockedVerdict(TypedDict, total=False):
+    """Evidence from other slots on a blocked candidate of a node; `slot` and `t` are those of the node's entry."""
 
     family: str
     key: list[str]
@@ -102,12 +102,12 @@ def identity(raw: Any, what: str = "candidate") -> Identity:
     return tuple(raw)
 
 
-def withheld_entry(raw: Any) -> Withheld:
+def blocked_record(raw: Any) -> BlockedRecord:
     """One entry with all its fields, long texts cut. Raises ProtocolError."""
     if not isinstance(raw, Mapping):
         raise ProtocolError("a withheld candidate is not a mapping")
-    known = {name: raw[name] for name in _WITHHELD_TYPES if name in raw}
-    faults = type_faults(known, _WITHHELD_TYPES, ("key", "candidate"))
+    known = {name: raw[name] for name in _BLOCKED_TYPES if name in raw}
+    faults = type_faults(known, _BLOCKED_TYPES, ("key", "candidate"))
     if faults:
         raise ProtocolError(f"a withheld candidate: {faults[0]}")
     outcome = known.get("outcome", "fault")
@@ -122,23 +122,23 @@ def withheld_entry(raw: Any) -> Withheld:
         entry[name] = known.get(name, "")[:most]
     entry |= {"outcome": outcome, "source": source, "t": round(float(t), 3)}
     entry["confirmed"] = raw.get("confirmed") is True
-    return cast(Withheld, entry)
+    return cast(BlockedRecord, entry)
 
 
-def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
+def blocked_records(raw: Any, more: Any = 0) -> tuple[list[BlockedRecord], int]:
     """The entries that a record can hold, each candidate once, and how many more there are. Raises ProtocolError."""
     if not isinstance(raw, (list, tuple)):
         raise ProtocolError("withheld is not a list")
     if type(more) is not int or not 0 <= more < 2**31:
         raise ProtocolError("withheld_more is not a number")
-    entries: dict[Identity, Withheld] = {}
-    for entry in map(withheld_entry, raw):
+    entries: dict[Identity, BlockedRecord] = {}
+    for entry in map(blocked_record, raw):
         entries.setdefault(tuple(entry["candidate"]), entry)
-    kept: list[Withheld] = []
+    kept: list[BlockedRecord] = []
     size = 0
     for entry in entries.values():
         size += len(json.dumps(entry))
-        if len(kept) == MAX_WITHHELD or size > MAX_WITHHELD_BYTES:
+        if len(kept) == MAX_BLOCKED or size > MAX_BLOCKED_BYTES:
             break
         kept.append(entry)
     return kept, more + len(entries) - len(kept)
@@ -159,7 +159,7 @@ def check_kernels(only: Mapping[str, Any], shapes: Collection[str]) -> None:
 
 
 def check_verdicts(name: str, entries: Sequence[Any]) -> None:
-    """Raises ProtocolError if a spec's `refuted` or `confirmed` (`name`) is not a list of BlocklistVerdict."""
+    """Raises ProtocolError if a spec's `refuted` or `confirmed` (`name`) is not a list of BlockedVerdict."""
     if len(entries) > MAX_VERDICTS:
         raise ProtocolError(f"{name} has more than {MAX_VERDICTS} entries")
     for i, entry in enumerate(entries):

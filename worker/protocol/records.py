@@ -80,7 +80,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
 # Optional fields of a record. conditions: a reading of worker/conditions.py, taken before the first and after the last
 # shape of an attempt, and after a timed canary. For the end of a shape (see worker/protocol/spec.py):
 #   candidate      the winner's identity
-#   withheld       candidates that were left out because they faulted, in this attempt or earlier
+#   withheld       blocked candidates: they were not measured because they faulted, in this attempt or earlier
 #   withheld_more  how many more there are
 _OF_CANDIDATES = ("candidate", "withheld", "withheld_more")
 OPTIONAL: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from worker.protocol.candidates import BlocklistVerdict, TableKernel, check_kernels, check_verdicts
+from worker.protocol.candidates import BlockedVerdict, TableKernel, check_kernels, check_verdicts
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, first_faults, json_object, type_faults
 
@@ -80,10 +80,10 @@ class Spec:
     only: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     """For a recheck: shape id (as text) -> the only kernels to measure, each a TableKernel as a mapping. For shapes
     that are absent, all kernels are measured. A tuner that cannot choose measures all."""
-    refuted: list[BlocklistVerdict] = field(default_factory=list)
-    """Entries of this node's blocklist whose candidates ran elsewhere: the worker removes them."""
-    confirmed: list[BlocklistVerdict] = field(default_factory=list)
-    """Entries of this node's blocklist whose candidates faulted on a second slot too."""
+    refuted: list[BlockedVerdict] = field(default_factory=list)
+    """Blocked candidates of this node that ran elsewhere: the worker takes them back."""
+    confirmed: list[BlockedVerdict] = field(default_factory=list)
+    """Blocked candidates of this node that faulted on a second slot too."""
 
     def dumps(self) -> bytes:
         """The spec as one line."""

@@ -1,5 +1,8 @@
 """A config file of AITER's: read with the places of its faults, its buckets, and its text with some of them changed.
 
+    {"M_LEQ_16": {"BLOCK_SIZE_M": 16, ..., "NUM_KSPLIT": 1}, "any": {"BLOCK_SIZE_M": 64, ...}}
+
+A bucket is the config for a range of M; `resolve.bucket_for` says for which.
 AITER's 342 files of e4048607a5 are `json.dumps` with an indent of their own, with or without a newline at the end, but
 for three that were laid out by hand; a changed file is written in the same form, and faults are told by their place.
 """
@@ -20,7 +23,6 @@ Bucket = dict[str, Any]
 MAX_BYTES = 1 << 20
 """The largest shipped file has 6 KB."""
 INDENT = " " * 4
-# Letters of keys in `spell_values`.
 _LETTERS = {
     "GROUP_SIZE_M": "g",
     "NUM_KSPLIT": "k",
@@ -29,6 +31,7 @@ _LETTERS = {
     "waves_per_eu": "eu",
     "matrix_instr_nonkdim": "mfma",
 }
+"""Letters of keys in `spell_values`."""
 _BUCKET = re.compile(r"M_(LEQ|GEQ)_([1-9]\d{0,9})\Z")
 
 
@@ -42,11 +45,12 @@ class _RepeatedKeyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file as read. `document`: all of it in its order, keys that are no bucket (`_note`) too."""
+    """A file as read."""
 
     path: Path
     text: str
     document: dict[str, Any]
+    """All of it in its order, with the keys that are no bucket (`_note`)."""
 
     @property
     def buckets(self) -> dict[str, Bucket]:

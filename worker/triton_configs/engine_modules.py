@@ -1,8 +1,9 @@
-"""Modules of a serving engine, run from their unchanged files in this process without a server.
+"""Modules of a serving engine (vLLM, SGLang), run from their unchanged files in this process without a server.
 
-`execute_modules` imports the few modules that look configs up and launch kernels. Whatever else these import is a
-`Stub`, or a name that `supplied_to_vllm` and `supplied_to_sglang` give: the device, and that the server has no special
-mode. Importing this module imports neither torch nor triton.
+`serving_engine.load_engine` makes an `EngineImporter` of the engine's package and calls `execute_modules`, which
+imports the few modules that look configs up and launch kernels. Whatever else these import is a `Stub`, or a name that
+`supplied_to_vllm` and `supplied_to_sglang` give: the device, and that the server has no special mode. If a new version
+of an engine asks for another name, add it there. Importing this module imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, NoReturn
 from worker.triton_configs.engine_package import EngineDevice, ServingEngineError
 
 Names = Mapping[str, Any]
+"""Names of a module with their values."""
 
 
 class Stub:
@@ -66,10 +68,10 @@ class Stub:
 
 
 class EngineImporter(MetaPathFinder, Loader):
-    """Imports everything below one package. `executed`: modules whose files are run. Other modules are stubs;
-    `supplied`: names of these that are ours."""
+    """Imports everything below one package: the modules that are executed from their files, all others as stubs."""
 
     def __init__(self, package: Path, project: str, executed: Sequence[str], supplied: Mapping[str, Names]) -> None:
+        """`executed`: the modules whose files are run. `supplied`: names of ours that the stubs have, by module."""
         self.package = package
         self.project = project
         self.executed = executed

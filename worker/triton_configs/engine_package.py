@@ -1,7 +1,8 @@
 """The package of a serving engine (vLLM, SGLang) on disk: where it lies, what lies in it, for which GPU and layer.
 
 `locate_engine` finds the package, `unpack_wheel` takes it out of a wheel, `detect_device` names this machine's GPU as
-the engine does. Nothing of the engine is imported here; `serving_engine.py` runs its code.
+the engine does. Nothing of the engine is imported here; `serving_engine.py` runs its code. Another engine would be an
+entry of ENGINE_MODULES and CONFIG_FOLDERS, with its names in `engine_modules.py`.
 Read from vLLM 0.33.0 and SGLang 0.5.23. Importing this module imports neither torch nor triton.
 """
 
@@ -32,10 +33,12 @@ class ServingEngineError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineDevice:
-    """A GPU as an engine sees it. `name`: as its platform reports it, `NVIDIA H200`; `arch`: 90, `gfx950`."""
+    """A GPU as an engine sees it."""
 
     name: str
+    """As its platform reports it, `NVIDIA H200`."""
     arch: int | str
+    """90, or `gfx950`."""
 
     @property
     def backend(self) -> str:
@@ -61,18 +64,22 @@ class EngineDevice:
 class Layer:
     """A layer (GEMM of a model) that has one config file.
 
-    `op`: linear or moe. `n`, `k`: N and K of a linear layer. For moe, N as in the file's name, and the hidden size. No
-    file is named by hidden size and `topk`, but a default config may depend on them. `e`: experts of a rank. `dtype`:
-    as in file names, "" for bf16.
+    No file is named by the hidden size and `topk` of a moe layer, but a default config may depend on them.
     """
 
     op: str
+    """linear or moe."""
     n: int
+    """N; for moe as in the file's name."""
     k: int = 0
+    """K; for moe the hidden size."""
     e: int = 0
+    """Experts of a rank."""
     topk: int = 0
     dtype: str = ""
+    """As in file names, `fp8_w8a8`; "" for bf16."""
     block: tuple[int, int] | None = None
+    """N and K of a block that has one scale; None without blocks."""
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Layer:
@@ -85,16 +92,16 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class EngineModules:
-    """Modules of a project by their dotted names, and two names in the one of linear layers.
-
-    `executed`: those whose files we run. Among them are `fp8` (launcher and kernel of linear layers), `moe` (those of
-    experts), and `moe_lookup` (the look-up of MoE configs).
-    """
+    """Modules of a project by their dotted names, and two names in the one of linear layers."""
 
     executed: tuple[str, ...]
+    """The modules whose files we run, in this order."""
     fp8: str
+    """The one of them with launcher and kernel of linear layers."""
     moe: str
+    """The one with those of experts."""
     moe_lookup: str
+    """The one with the look-up of MoE configs."""
     linear_launcher: str
     linear_kernel: str
 

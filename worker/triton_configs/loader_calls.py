@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 ANYTHING = ".*"
+"""The pattern of an expression that is not understood."""
 
 
 class LoaderCall(NamedTuple):
-    """A call within a function. `config`: pattern of the names that it may ask for; `bounds`: None if the call
-    has none, () if they are not a literal; `backend`: None if the call does not name one."""
+    """A call of the loader within a function."""
 
     function: str
     config: str
+    """Pattern of the config names that it may ask for: `GEMM\\-A16W16`, `FUSED\\-(?:A|B)`."""
     bounds: tuple[int, ...] | None
+    """None if the call has none, () if they are not a literal."""
     backend: str | None
+    """None if the call does not name one."""
 
 
-def parse_module(path: Path) -> ast.Module:
+def _parse_module(path: Path) -> ast.Module:
     """A module's tree; an empty one for a file that cannot be read or is no Python."""
     try:
         return ast.parse(path.read_text(errors="replace"))
@@ -33,9 +36,9 @@ def parse_module(path: Path) -> ast.Module:
         return ast.Module([], [])
 
 
-def find_loader_calls(module: ast.Module) -> Iterator[LoaderCall]:
-    """The calls of a module's functions."""
-    for function in ast.walk(module):
+def find_loader_calls(path: Path) -> Iterator[LoaderCall]:
+    """The calls in the functions of a module's file."""
+    for function in ast.walk(_parse_module(path)):
         if not isinstance(function, ast.FunctionDef):
             continue
         for node in ast.walk(function):
@@ -62,7 +65,7 @@ def find_readers(package: Path, config: str) -> dict[str, set[str | None]]:
     for path, text in texts.items():
         if b"get_gemm_config" not in text:
             continue
-        for call in find_loader_calls(parse_module(path)):
+        for call in find_loader_calls(path):
             if re.fullmatch(call.config, config):
                 readers.setdefault(names[path], set()).add(call.backend)
                 backend_of[f"aiter.ops.triton.{names[path]}", call.function] = call.backend
@@ -70,15 +73,15 @@ def find_readers(package: Path, config: str) -> dict[str, set[str | None]]:
     for path, text in texts.items():
         if not any(stem in text for stem in stems):  # it cannot import one of the functions
             continue
-        for imported in _imported_names(parse_module(path)):
+        for imported in _imported_names(path):
             if imported in backend_of:
                 readers.setdefault(names[path], set()).add(backend_of[imported])
     return {name: backends for name, backends in readers.items() if not name.startswith(("_triton_kernels.", "utils."))}
 
 
-def _imported_names(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """(module, name) of each `from module import name`."""
-    for node in ast.walk(module):
+def _imported_names(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of each `from module import name` in a file."""
+    for node in ast.walk(_parse_module(path)):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 yield node.module or "", alias.name

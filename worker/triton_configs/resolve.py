@@ -1,12 +1,16 @@
-"""The config that a shape gets: `get_gemm_config` of a tree, without running it.
+"""The config that a shape gets in a tree of AITER: what `get_gemm_config` of the tree would answer, without running it.
 
-Where it looks was read from `utils/gemm_config_utils.py` (below aiter/ops/triton) of 2025-12-20 (e6f3ee8511, when all
-GEMMs got one loader) to 2026-08-22 (e4048607a5), and `ConfigLoader` tells these by the tree's own copy of that file:
+A `Resolver` of a tree and a chip finds the folder of a config, in it the file of a shape (its own, or the default), and
+in that the bucket of M. `bucket_for` is AITER's rule for the last step: the first `M_LEQ_x` with M <= x counts.
+
+Where AITER looks was read from `utils/gemm_config_utils.py` (below aiter/ops/triton) of 2025-12-20 (e6f3ee8511, when
+all GEMMs got one loader) to 2026-08-22 (e4048607a5), and `ConfigLoader` tells these by the tree's own copy of the file:
 
 - `flat` (2025-12-20): `configs/gemm/<arch>-NAME.json`; since 2026-07-06 `configs/gemm/<backend>/` before it
 - `nested` (9312ef7c01, 2026-07-27): `configs/<arch>/<backend>/gemm/NAME.json` first, flat behind it
 - `folders` (c4851f9c3b, 2026-08-10): `configs/<arch>/<backend>/gemm/<name>/DEFAULT.json` first, flat behind it
 
+A new layout is one more of these in `read_loader` and `Resolver.folders`.
 The fallback to flat files counts only while the loader names it. A trial with AITER's own function in a process of
 its own (`orchestrator/configs/aiter_trial.py`) covers what no such reading can.
 """
@@ -23,15 +27,14 @@ from typing import Any, Literal
 
 from worker.triton_configs.config_file import Bucket, read_config_file
 from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind
-from worker.triton_configs.loader_calls import find_loader_calls, literal_numbers, parse_module
+from worker.triton_configs.loader_calls import find_loader_calls, literal_numbers
+from worker.triton_configs.m_ranges import MRange
 
 TRITON = Path("aiter", "ops", "triton")
 LOADER = TRITON / "utils" / "gemm_config_utils.py"
 CONFIGS = TRITON / "configs"
 GEMMS = ("gemm", "*/*/gemm")
 """Folders below CONFIGS in which configs of GEMMs lie, in any layout."""
-MRange = tuple[int, int | None]
-"""(first M, last M or None for no end)"""
 
 
 class ResolveError(ValueError):
@@ -40,24 +43,29 @@ class ResolveError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigLoader:
-    """Properties of a tree's `get_gemm_config`. `reads_flat`: flat files count where no nested default is there;
-    `knows_batch`: it looks for files with B first; `knows_backend`: it knows folders of a backend; `bounds`: its
-    standard ones."""
+    """Properties of a tree's `get_gemm_config`, by which its files are looked for."""
 
     layout: Literal["flat", "nested", "folders"]
+    """See the module."""
     reads_flat: bool
+    """Flat files count where no nested default exists."""
     knows_batch: bool
+    """For a batched GEMM it looks for a file with B in its name first."""
     knows_backend: bool
+    """It looks in the folder of the backend that its caller names."""
     bounds: tuple[int, ...]
+    """The bounds of M that it searches if its caller names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFolder:
-    """A folder of config files and how they are named in it. `default` is the path of the default file."""
+    """A folder of config files and how they are named in it."""
 
     folder: Path
     prefix: str
+    """The beginning of the names of specialised files: `gfx950-` in flat folders, else ""."""
     default: Path
+    """The path of the default file."""
 
     def specialised(self, config: str, suffix: str) -> Path:
         """Path of a specialised file, there or not."""
@@ -66,12 +74,15 @@ class ConfigFolder:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The bucket that a shape gets. `path`: the file that it is in; `specialised`: the file is not the default."""
+    """The bucket that a shape gets."""
 
     path: Path
+    """The file that it is in."""
     bucket: str
+    """Its name, `M_LEQ_16`."""
     values: Bucket
     specialised: bool
+    """True if the file is not the default."""
 
 
 def read_loader(root: Path) -> ConfigLoader:
@@ -131,17 +142,20 @@ def bucket_for(config: Mapping[str, Any], m: int, bounds: Sequence[int]) -> str:
 
 
 def bucket_ranges(config: Mapping[str, Any], bounds: Sequence[int]) -> dict[str, list[MRange]]:
-    """The M that each bucket gets; "" for those that nothing covers. A bucket that no M finds is missing."""
+    """The M that each bucket gets; "" for those that nothing covers. A bucket that no M finds is missing.
+
+    With bounds 4, 8, 16 and the buckets M_LEQ_8 and any: `{"M_LEQ_8": [(1, 8)], "any": [(9, None)]}`.
+    """
     ranges: dict[str, list[MRange]] = {}
-    for first, last in _parts_between(bounds):
+    for part in _parts_between(bounds):
         try:
-            bucket = bucket_for(config, first, bounds)
+            bucket = bucket_for(config, part.first, bounds)
         except ResolveError:
             bucket = ""
-        of_bucket = ranges.setdefault(bucket, [])
-        if of_bucket and of_bucket[-1][1] == first - 1:  # it goes on
-            first, _ = of_bucket.pop()
-        of_bucket.append((first, last))
+        bucket_parts = ranges.setdefault(bucket, [])
+        if bucket_parts and bucket_parts[-1].last == part.first - 1:  # it goes on
+            part = MRange(bucket_parts.pop().first, part.last)
+        bucket_parts.append(part)
     return ranges
 
 
@@ -151,10 +165,10 @@ def _parts_between(bounds: Sequence[int]) -> list[MRange]:
     before = 0
     for x in bounds:
         if x - before > 1:
-            parts.append((before + 1, x - 1))
-        parts.append((x, x))
+            parts.append(MRange(before + 1, x - 1))
+        parts.append(MRange(x, x))
         before = x
-    return [*parts, (before + 1, None)]
+    return [*parts, MRange(before + 1, None)]
 
 
 def folder_name(config: str) -> str:
@@ -242,7 +256,7 @@ def _bounds_of_kind(root: Path, standard: tuple[int, ...], kind: ConfigKind) -> 
     """Bounds of the call `get_gemm_config(NAME, ..., bounds=...)` in the module that mirrors the wrapper's."""
     parts = kind.module.split(".")
     path = root.joinpath(*parts[:3], "_triton_kernels", *parts[3:]).with_suffix(".py")
-    for call in find_loader_calls(parse_module(path)):
+    for call in find_loader_calls(path):
         if re.fullmatch(call.config, kind.config):
             return standard if call.bounds is None else call.bounds or kind.bounds or standard
     return kind.bounds or standard

@@ -36,6 +36,7 @@ from worker.triton_configs.engine_package import (
 )
 
 Values = dict[str, Any]
+"""A config: `{"BLOCK_SIZE_M": 64, ...}`."""
 T = TypeVar("T")
 LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
 MOE_LOOKUP = "get_moe_configs"

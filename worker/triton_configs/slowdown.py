@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 FACTOR = 1.005
+"""A time may grow by this factor, and by SLACK_US more: the timer's noise."""
 SLACK_US = 0.5
 IGNORED_US = 4.0
 """Below this time the timer's noise decides, so nothing counts."""

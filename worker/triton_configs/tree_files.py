@@ -1,4 +1,7 @@
-"""Config files of a tree of AITER: those that are there (`list_files`), and a file as it is to be (`plan_file`)."""
+"""Config files of a tree of AITER: those that it has (`list_files`), and a file with winners (`plan_file`).
+
+A merge writes what `plan_file` gives; a benchmark puts it into a scratch copy of a tree.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ _SIZES = re.compile(r"(?:B=(\d+)-)?N=(\d+)-K=(\d+)\Z")
 
 @dataclass(frozen=True, slots=True)
 class TreeFile:
-    """A config file of a tree. `path_in_tree`: its path below the root. `suffix`: "" for the default; `sizes`:
-    (B, N, K) where the suffix spells them."""
+    """A config file of a tree."""
 
     path: Path
     path_in_tree: str
+    """Its path below the root."""
     kind: ConfigKind
     suffix: str
+    """The end of its name that says for which shapes it is, `N=1280-K=8192`; "" for a default file."""
     sizes: tuple[int | None, int, int] | None
+    """(B, N, K) if the suffix spells them; B is None without one."""
 
     @property
     def is_gluon(self) -> bool:
@@ -94,19 +99,24 @@ def _begins(stem: str, name: str) -> bool:
 
 
 class FilePlan(NamedTuple):
-    """Buckets of `source`, the file that the shape reads now, and those that `target` is to hold, with its text."""
+    """A file as a merge is to write it."""
 
     source: Path
+    """The file that the shape reads now."""
     target: Path
+    """The file to be written: the shape's own, or the default."""
     old: dict[str, Bucket]
+    """The buckets of the source."""
     new: dict[str, Bucket]
+    """The buckets of the target."""
     text: str
+    """The target's text."""
 
 
 def plan_file(
-    resolver: Resolver, kind: ConfigKind, shape: tuple[int | None, int, int] | None, won: Mapping[str, Bucket]
+    resolver: Resolver, kind: ConfigKind, shape: tuple[int | None, int, int] | None, winners: Mapping[str, Bucket]
 ) -> FilePlan:
-    """The file of a shape (B, N, K), None for the default file, with the winners by bucket.
+    """Plan the file of a shape (B, N, K), None for the default file, with `winners`, the winners' configs by bucket.
 
     Raises ResolveError, ConfigFileError, OSError, and ValueError where no bucket can hold what must not move.
     """
@@ -122,7 +132,7 @@ def plan_file(
     # values that the loader takes for missing keys are written out
     filled_in = {key: value for key, value in FILLED_IN.items() if key in kind.required}
     complete: dict[str, Bucket] = {}
-    for name, values in won.items():
+    for name, values in winners.items():
         complete[name] = _in_order_of(old.get(name, {}), values | filled_in | values)
     new = place_winners(old, complete, resolver.bounds(kind))
     if target == source:
@@ -132,7 +142,7 @@ def plan_file(
     return FilePlan(source, target, old, new, text)
 
 
-def place_winners(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:
+def place_winners(old: Mapping[str, Bucket], winners: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:
     """The buckets of a file with winners, where every M that none of them was measured for keeps its config.
 
     A winner in M_LEQ_x was measured for the M above the bound before x, up to x; a winner in any other bucket for the M
@@ -140,11 +150,11 @@ def place_winners(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: 
     their old config gets a bucket of its own. Raises ValueError if an M without a winner would get another config all
     the same: an old M_GEQ_x begins within what one M_LEQ_y covers.
     """
-    new = {**old, **won}
+    new = {**old, **winners}
 
     def wanted_at(m: int) -> Bucket:
         measured_bucket = next((f"M_LEQ_{x}" for x in bounds if m <= x), "") or bucket_for(new, m, bounds)
-        return won[measured_bucket] if measured_bucket in won else old[bucket_for(old, m, bounds)]
+        return winners[measured_bucket] if measured_bucket in winners else old[bucket_for(old, m, bounds)]
 
     for x in reversed(bounds):
         if new[bucket_for(new, x, bounds)] != wanted_at(x):

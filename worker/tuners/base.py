@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from worker.protocol import Row, Spec, Withheld
+from worker.protocol import BlockedRecord, Row, Spec
 
 ALIVE_EVERY_S = 0.2
 """Signs of progress closer together than this are dropped."""
@@ -66,18 +66,18 @@ class Emit:
         row: Row,
         *,
         candidate: Sequence[str] | None = None,
-        withheld: Sequence[Withheld] = (),
+        blocked: Sequence[BlockedRecord] = (),
     ) -> None:
         """Report the shape's winner: the tuner is done with the shape.
 
-        `candidate`: the winner's identity. `withheld`: candidates that were not measured because they faulted, which
+        `candidate`: the winner's identity. `blocked`: candidates that were not measured because they faulted, which
         makes the attempt incomplete (worker/protocol/candidates.py).
         """
-        self._say("shape_tuned", shape=shape_id, row=row, **_candidate_fields(candidate, withheld))
+        self._say("shape_tuned", shape=shape_id, row=row, **_candidate_fields(candidate, blocked))
 
-    def failed(self, shape_id: int, reason: str, detail: str, *, withheld: Sequence[Withheld] = ()) -> None:
+    def failed(self, shape_id: int, reason: str, detail: str, *, blocked: Sequence[BlockedRecord] = ()) -> None:
         """Report that the shape has no winner; `reason` is one of SHAPE_VERDICTS."""
-        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_candidate_fields(None, withheld))
+        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_candidate_fields(None, blocked))
 
     def alive(self) -> None:
         """Report progress without a record, so that the watchdog stays quiet."""
@@ -89,13 +89,13 @@ class Emit:
         self._send({"type": type_, **fields})
 
 
-def _candidate_fields(candidate: Sequence[str] | None, withheld: Sequence[Withheld]) -> dict[str, Any]:
+def _candidate_fields(candidate: Sequence[str] | None, blocked: Sequence[BlockedRecord]) -> dict[str, Any]:
     """The optional fields of a shape's end."""
     fields: dict[str, Any] = {}
     if candidate is not None:
         fields["candidate"] = list(candidate)
-    if withheld:
-        fields["withheld"] = list(withheld)
+    if blocked:
+        fields["withheld"] = list(blocked)
     return fields
 
 
@@ -145,7 +145,7 @@ class Configurable(Protocol):
 
 @runtime_checkable
 class Judging(Protocol):
-    """Optional interface of a tuner with a blocklist. It is called with the spec's `refuted` and `confirmed` if the
-    spec has no work."""
+    """Optional interface of a tuner that blocks candidates. It is called with the spec's `refuted` and `confirmed` if
+    the spec has no work."""
 
     def judge(self, spec: Spec) -> None: ...

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.report import NODES, SLOTS, fleet_run
-from orchestrator.controller.runs import RunSnapshot
+from orchestrator.controller.run_snapshot import RunSnapshot
 
 
 def test_the_fleet_of_the_page_is_on_its_way(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import check as checking
-from orchestrator.configs.check import CompiledBucket, check, chips_of, lint, lint_content
+from orchestrator.configs.check import CompiledBucket, check, chips_of
+from orchestrator.configs.lint import lint, lint_content
 from orchestrator.errors import InputError
-from orchestrator.image import build as image
+from orchestrator.image import image_files
 from tests.support.config_tree import tree, values
 from worker.triton_configs.config_file import parse_config_file
 from worker.triton_configs.kinds import BY_NAME
@@ -89,14 +90,14 @@ def test_lint_alone_reads_every_chip_and_an_image_is_read_as_a_folder_is(
         asked.append((image, inventory, parts))
         shutil.copytree(root, folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr(image, "take_out", copied)
+    monkeypatch.setattr(image_files, "take_out", copied)
     assert chips_of(root) == ["gfx942", "gfx950"]
     inventory = tmp_path / "inv.yaml"
     for build in ((str(root),), ("rocm/aiter:1", "-i", str(inventory))):
         code, text = run(*build)
         assert (code, text.splitlines()[-1]) == (0, "0 errors, 0 warnings")
         assert "gfx942: 1 file, 0 buckets compiled, 0 with spills" in text
-    assert asked == [("rocm/aiter:1", inventory, (*image.TRITON, *image.ENGINES))]
+    assert asked == [("rocm/aiter:1", inventory, (*image_files.TRITON, *image_files.ENGINES))]
 
 
 def test_without_a_compiler_or_a_package_of_aiters_there_is_one_error_with_the_way_out(

@@ -23,7 +23,7 @@ from orchestrator.cli.build_tree import opened_tree
 from orchestrator.configs import engine_check
 from orchestrator.configs.engine_check import check
 from orchestrator.errors import InputError
-from orchestrator.image.build import ENGINES
+from orchestrator.image.image_files import ENGINES
 from tests.support.engines import tree, wheel
 from worker.foreign.runner import ForeignCodeError
 from worker.text import Finding

@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import engine_tree as merging
-from orchestrator.configs.engine_tree import merge_segments
 from orchestrator.configs.merge import merge_run, merge_to_publish, undo_merge
 from orchestrator.configs.winners import DOCUMENT_FIELD, ENGINE_FOLDER, read_winners, write_winners
 from orchestrator.errors import InputError
@@ -31,7 +30,7 @@ from orchestrator.families import get_family
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, copy, tree
 from worker.triton_configs.engine_package import EngineDevice, Layer
-from worker.triton_configs.keys import Segment, entries_of, ranges_served
+from worker.triton_configs.m_ranges import ConfigRange, entries_of, merge_ranges, ranges_served
 from worker.triton_configs.serving_engine import load_engine
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
@@ -315,12 +314,12 @@ def test_whatever_the_file_and_the_ranges_every_m_gets_what_was_meant(
     keys.sort()
     values = data.draw(st.lists(st.integers(0, 2), min_size=len(keys), max_size=len(keys)))
     table = {key: {"a": v} for key, v in zip(keys, values, strict=True)}
-    old = [Segment(first, last, table[key], key) for key, (first, last) in ranges_served(keys).items()]
-    won: list[Segment] = []
+    old = [ConfigRange(first, last, table[key], key) for key, (first, last) in ranges_served(keys).items()]
+    won: list[ConfigRange] = []
     for first, more in spans:
         if not any(first <= (w.last or 0) and w.first <= first + more for w in won):
-            won.append(Segment(first, first + more, {"a": data.draw(st.integers(0, 3))}, first + more // 2))
-    new = entries_of(merge_segments(old, won))
+            won.append(ConfigRange(first, first + more, {"a": data.draw(st.integers(0, 3))}, first + more // 2))
+    new = entries_of(merge_ranges(old, won))
     assert list(new) == sorted(new)
     for m in range(1, 300):
         mine = next((w.values for w in won if w.holds(m)), None)

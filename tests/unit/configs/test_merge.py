@@ -35,7 +35,7 @@ from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape
 from orchestrator.tables.merge_input import open_sources
-from orchestrator.tables.run_target import check_db
+from orchestrator.tables.mixing import check_db
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said

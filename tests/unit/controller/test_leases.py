@@ -14,9 +14,9 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.controller import leased_nodes
+from orchestrator.controller.context import Timeouts
 from orchestrator.controller.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, MadeNode, Pool, leases_wanted
 from orchestrator.controller.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
-from orchestrator.controller.messages import Timeouts
 from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
 from orchestrator.leases import holder, poller
@@ -116,7 +116,7 @@ def test_a_lease_on_a_quarantined_host_is_given_back_and_the_host_left_out(
     requests = nodes.scheduler.requests
     wait_until(lambda: nodes.turn() and requests[1:] == [(1, frozenset({"g1"}))], "another is requested")
     nodes.pool.hopeless = "not available"  # as Slurm says where no other host is left
-    assert "  pool: no more leases are requested: not available (in quarantine: g1)" in nodes.leased.why()
+    assert "  pool: no more leases are requested: not available (in quarantine: g1)" in nodes.leased.details()
 
 
 def test_a_lease_that_was_idle_for_two_minutes_is_given_back(start: Callable[..., Nodes], idle: list[str]) -> None:
@@ -145,7 +145,7 @@ def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: C
     nodes.until_told("no more leases are requested")
     wait_until(lambda: scheduler.held() == [], "all are given back")
     assert len(scheduler.requests) == MAX_FAILURES
-    assert any("no Python was found" in line for line in nodes.leased.why())
+    assert any("no Python was found" in line for line in nodes.leased.details())
 
 
 def left_by(node: str) -> bytes:
@@ -192,7 +192,7 @@ def test_what_is_before_the_damage_of_an_archive_is_brought_home(
             member = tarfile.TarInfo(f"runs/{node}/events/{slot}.jsonl")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    monkeypatch.setattr(holder, "MAX_LEFT", holder.MAX_LEFT if harm == "cut" else 50_000)
+    monkeypatch.setattr(holder, "MAX_UNPACKED", holder.MAX_UNPACKED if harm == "cut" else 50_000)
     archive = files.getvalue()[: -1000 if harm == "cut" else None]
     monkeypatch.setattr(nodes.scheduler, "leftovers", lambda lease: archive)
     nodes.scheduler.end("1", EndCause.PREEMPTED)

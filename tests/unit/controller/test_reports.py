@@ -11,17 +11,9 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.controller import loop, nodes
+from orchestrator.controller.context import Timeouts
 from orchestrator.controller.drive import drive
-from orchestrator.controller.messages import (
-    MAX_CHUNK,
-    Beat,
-    FromStream,
-    Message,
-    NodeTakenOver,
-    NodeUp,
-    Timeouts,
-    read_frames,
-)
+from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, Message, NodeTakenOver, NodeUp, read_frames
 from orchestrator.controller.node import DeployedNode, NodeDriver
 from orchestrator.controller.node_reports import NodeReports
 from orchestrator.controller.nodes import NodeRegistry

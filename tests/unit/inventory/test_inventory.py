@@ -13,7 +13,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory, resolved
 from orchestrator.inventory.model import Inventory, dumps
-from orchestrator.inventory.values import missing, names
+from orchestrator.inventory.references import reference_names, unset_references
 from tests.paths import ROOT
 from tests.support.inventory_page import PAGE, SCHEMA, with_tables
 from worker import registry
@@ -223,7 +223,10 @@ def test_references_of_a_login_node_are_replaced_like_those_of_a_node(tmp_path: 
     login = resolved(node, {"U": "me", "K": "key"}).login
     assert login is not None
     assert (login.host, login.user, login.identity) == ("login1.example", "me", "~/key")
-    assert (names(str(node.options())), missing(node.options(), {"K": "key"})) == (("U", "K"), [("login.user", "U")])
+    assert (reference_names(str(node.options())), unset_references(node.options(), {"K": "key"})) == (
+        ("U", "K"),
+        [("login.user", "U")],
+    )
     with pytest.raises(InventoryError, match=re.escape(f"{tmp_path}/inv.yaml:3: node pool: login.user refers to")):
         resolved(node, {"K": "key"})
     with pytest.raises(InventoryError, match=re.escape(":3: node pool: login.user, its references replaced, must be")):

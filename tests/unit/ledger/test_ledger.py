@@ -25,7 +25,7 @@ from orchestrator.results.run_results import RunResults
 from tests.simulator.simulator import Simulator
 from tests.support.books import records
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
-from tests.support.ledger_kit import A8W8, DEVICE, ROW, BadNotes, Run, ended, left_out, row, shapes, started, tuned
+from tests.support.ledger_kit import A8W8, DEVICE, ROW, BadNotes, Run, blocked, ended, row, shapes, started, tuned
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ ASM, CK = ["asm", "7"], ["ck", "3"]
 
 def test_a_result_with_candidates_left_out_settles_nothing_until_it_is_decided(run: Run, tmp_path: Path) -> None:
     run.send("g0002-1")
-    _, event = run.says(started("g0002-1"), tuned("g0002-1", left_out(ASM)))
+    _, event = run.says(started("g0002-1"), tuned("g0002-1", blocked(ASM)))
     assert (event, run.ledger.counts().tuned) == (ev.ShapeTuned("g0002-1", 3, (("asm", "7"),)), 0)
     run.journal(ev.SettleShape(3, "g0002-1", False, "no second slot"))
     ((found, kept),) = run.ledger.unconfirmed()
@@ -157,28 +157,28 @@ def test_a_result_with_candidates_left_out_settles_nothing_until_it_is_decided(r
 
 def test_what_two_slots_saw_before_leaves_the_attempt_complete(run: Run) -> None:
     run.send("g0002-1")
-    _, event = run.says(started("g0002-1"), tuned("g0002-1", left_out(ASM, confirmed=True, source="blocklist")))
+    _, event = run.says(started("g0002-1"), tuned("g0002-1", blocked(ASM, confirmed=True, source="blocklist")))
     assert event == ev.ShapeTuned("g0002-1", 3)
-    (event,) = run.says(tuned("g0002-1", left_out(ASM, source="blocklist"), withheld_more=2))
+    (event,) = run.says(tuned("g0002-1", blocked(ASM, source="blocklist"), withheld_more=2))
     assert event == ev.ShapeTuned("g0002-1", 3, (("asm", "7"),), (("asm", "7"),), True), "entries are told apart"
 
 
 def test_other_gpus_judge_a_candidate_and_its_node_is_told_until_it_has_begun_something_else(run: Run) -> None:
-    for node, withheld in (("n1", [left_out(ASM), left_out(CK)]), ("n2", [left_out(CK, slot="gpu-9")])):
+    for node, withheld in (("n1", [blocked(ASM), blocked(CK)]), ("n2", [blocked(CK, slot="gpu-9")])):
         attempt = f"g0002-{node[1]}"
-        assert run.ledger.blocklist_verdicts("n1") == ([], [])
+        assert run.ledger.blocked_verdicts("n1") == ([], [])
         run.send(attempt, node)
         run.says(started(attempt), tuned(attempt, *withheld), node=node)
     run.journal(ev.SettleShape(3, "g0002-2", True, "1 candidate"))
-    ran, faulted = run.ledger.blocklist_verdicts("n1")
+    ran, faulted = run.ledger.blocked_verdicts("n1")
     assert [w.candidate for w in ran] == [("asm", "7")]
     assert [w.candidate for w in faulted] == [("ck", "3")]
-    assert [w.candidate for w in run.ledger.blocklist_verdicts("n2")[1]] == [("ck", "3")]
+    assert [w.candidate for w in run.ledger.blocked_verdicts("n2")[1]] == [("ck", "3")]
     run.says(ended("g0002-1"))
     run.send("g0001-1")
-    assert run.ledger.blocklist_verdicts("n1")[0] != []  # sent, and not begun: it may yet be taken back
+    assert run.ledger.blocked_verdicts("n1")[0] != []  # sent, and not begun: it may yet be taken back
     run.says(started("g0001-1"))
-    assert run.ledger.blocklist_verdicts("n1") == ([], [])
+    assert run.ledger.blocked_verdicts("n1") == ([], [])
 
 
 def keep(ledger: Ledger, journal: list[tuple[float, ev.Record]]) -> None:

@@ -20,7 +20,7 @@ from orchestrator import events as ev
 from orchestrator.ledger.ingest import Ingest, split_lines
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
-from tests.support.ledger_kit import DEVICE, Run, ended, left_out, row, started
+from tests.support.ledger_kit import DEVICE, Run, blocked, ended, row, started
 from tests.support.marks import drawn
 from worker.protocol import MAX_RECORD_BYTES, RECORDS, ProtocolError, parse_record, record
 
@@ -87,8 +87,8 @@ def test_the_end_of_an_attempt_is_taken_with_what_can_be_taken_of_it(run: Run) -
         record("shape_failed", 1.0, attempt="g0001-1", shape=1, reason="kills_nodes", detail=""),
         record("shape_failed", 1.0, attempt="g0001-1", shape=1, reason=["no_candidate"], detail=""),
         *({**row("shape_tuned", "g0001-1", 1), **odd} for odd in (
-            {"withheld": "all"}, {"withheld": [{"candidate": ["asm", "7"]}]}, {"withheld": [left_out([])]},
-            {"withheld": [left_out(["asm", "7"], outcome="tired")]}, {"withheld_more": -1})),
+            {"withheld": "all"}, {"withheld": [{"candidate": ["asm", "7"]}]}, {"withheld": [blocked([])]},
+            {"withheld": [blocked(["asm", "7"], outcome="tired")]}, {"withheld_more": -1})),
         b"{", b'"text"', b'{"type":"row","t":1}', b'{"type":"rm -rf","t":1}', b"[" * 50_000, b"\xff\xfe", b"1" * 5000,
         b"x" * (MAX_RECORD_BYTES + 1),
     ],

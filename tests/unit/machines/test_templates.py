@@ -10,7 +10,7 @@ import pytest
 from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
 from orchestrator.inventory.load import load_inventory, resolved
-from orchestrator.inventory.values import names
+from orchestrator.inventory.references import reference_names
 from orchestrator.machines.check_script import script
 from orchestrator.machines.facts import Gpu, NodeFacts
 from orchestrator.machines.node_files import node_files, worker_code
@@ -58,7 +58,7 @@ def test_the_scripts_of_every_inventory_here_pass_the_shell_and_shellcheck(
     # `image build`'s: test_image.py; the holder's: leases/test_holder_script.py; a part of launch.sh
     used = {"build.sh.j2", "lease.sh.j2", "hold.sh.j2", "check.sh.j2"}
     for inventory in sorted(data_folder("inventories").glob("*.yaml")):
-        for name in names(inventory.read_text()):
+        for name in reference_names(inventory.read_text()):
             monkeypatch.setenv(name, "someone")
         nodes = load_inventory(inventory).nodes
         plans = plan_nodes(load_inventory(inventory), "run-1", tmp_path, dict.fromkeys(nodes, EIGHT))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.cli.plan_page import headline
 from orchestrator.controller.cost_samples import gather_cost_samples
 from orchestrator.planning.cost import DOES_NOT_FIT_S, CostModel, CostSample
-from orchestrator.planning.estimate import Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import FinishedGroups, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import make_plan
 from orchestrator.shapes.model import Shape
 from tests.support.ledger_kit import A8W8, Run, ended
@@ -88,7 +88,7 @@ def test_a_first_guess_from_shipped_rates_is_within_a_factor_of_3(tuner: str, sh
     """Seen on an H200, seconds of the whole command: benchmarks/results/controller.md, aiter-triton.md."""
     cost = CostModel.default(tuner, A8W8, "sm_90").scaled(2.0 if tuner == "bench" else 1.0)
     todo = [Shape(i, (16 * (i % 5 + 1), 1280 * (i // 18 + 1), 8192)) for i in range(1, shapes + 1)]
-    plan = make_plan(todo, A8W8, cost, {"n": 1}, tuner=tuner, gfx="sm_90", cu_num=132)
+    plan = make_plan(todo, A8W8, cost, {"n": 1}, tuner=tuner, chip=("sm_90", 132))
     assert plan.first_guess
     assert "H200" in plan.cost_source
     assert truth / 3 <= plan.end_s <= 3 * truth
@@ -99,7 +99,7 @@ def test_a_first_guess_from_shipped_rates_is_within_a_factor_of_3(tuner: str, sh
 @pytest.mark.parametrize(("tuner", "gfx"), [("aiter", "gfx950"), ("vllm", "gfx942"), ("torch", ""), ("new", "sm_90")])
 def test_a_chip_that_nobody_measured_is_not_known(tuner: str, gfx: str) -> None:
     cost = CostModel.default(tuner, A8W8, gfx)
-    plan = make_plan([Shape(1, (16, 1280, 8192))], A8W8, cost, {"n": 1}, tuner=tuner, gfx=gfx, cu_num=256)
+    plan = make_plan([Shape(1, (16, 1280, 8192))], A8W8, cost, {"n": 1}, tuner=tuner, chip=(gfx, 256))
     document = plan.to_json()
     assert (document["end_s"], document["range_s"], document["cost_s"]) == (None, None, None)
     assert document["work"][0]["cost_s"] is None
@@ -169,7 +169,7 @@ def simulated(rng: random.Random, spread: float) -> tuple[float, Range]:
     now = last / 3
     left = estimate(
         [e for at, _, e in runs if at > now], slots, spread=spread,
-        over=[(e, end - at) for at, end, e in runs if end <= now],
+        finished=FinishedGroups.from_pairs((e, end - at) for at, end, e in runs if end <= now),
         running=[UnderWay(e, 0.0, 0.0, now - at) for at, end, e in runs if at <= now < end],
     )  # fmt: skip
     return last - now, left

@@ -80,8 +80,8 @@ def test_the_tuner_says_what_may_share_a_process() -> None:
 def test_the_plan_says_what_is_to_be_done_and_how_long_it_takes() -> None:
     shapes = numbered([(m, n, 64) for n in (64, 128, 256) for m in range(1, 41)])
     plan = make_plan(
-        shapes[20:], A8W8, FLAT, {"a": 2, "b": 1}, tuner="replay", gfx="gfx950", cu_num=256,
-        skipped=shapes[:20], notes=["n"],
+        shapes[20:], A8W8, FLAT, {"a": 2, "b": 1}, tuner="replay", chip=("gfx950", 256),
+        skipped=shapes[:20],
     )  # fmt: skip
     assert (plan.asked, plan.todo, len(plan.skipped)) == (120, 100, 20)
     assert plan.cost_s >= sum(map(seconds_of, plan.work)) == pytest.approx(200.0)

@@ -140,7 +140,7 @@ def test_one_slot_cannot_confirm_and_waits_while_another_may_come() -> None:
     rig.singles(1)
     rig.fault(1)
     assert rig.where(1) == ""
-    assert rig.policy.places_awaited() == 2
+    assert rig.policy.hosts_needed() == 2
     assert "for a slot other than a slot 0" in describe_wait(rig.policy.state, 1)
     rig.do(ev.FleetMayGrow(False))
     assert fails(rig.fault(1)) == [(1, Reason.FAULT, False)]

@@ -6,13 +6,14 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator.events import RECORD_TYPES
+from orchestrator.events import RECORD_TYPES, CanaryTimed, Event, Tick
+from orchestrator.policy import attempt_changes, node_changes, shape_changes, slot_changes
 from tests.paths import ROOT
 from tests.support.workernode import REPO, interpreters
 
@@ -49,15 +50,14 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners": (),
     "worker.tuners.base": ("worker.families", "worker.protocol", "worker.text"),
     "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
-    "worker.tuners.common": (*BASE, "worker", "worker.device"),
+    "worker.tuners.common": (*BASE, "worker", "worker.device", "worker.process"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.search": (*ON_A_NODE, "worker.process", "worker.triton_configs"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
     "worker.tuners.aiter_triton": (
         *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.search",
-        "worker.bench",
     ),
-    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search", "worker.bench"),
+    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search"),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),
@@ -130,9 +130,13 @@ def test_the_page_shows_the_rooms_in_their_order() -> None:
 MOST = 5
 """Modules that name a record: its definition, the policy's module that applies it, what makes it, and at most two that
 carry it out or read it."""
+APPLY = "orchestrator/policy/apply.py"
+APPLIERS = (attempt_changes, node_changes, shape_changes, slot_changes)
+"""The modules that apply.py names: the only ones that change the state for a record. `Tick` changes nothing."""
 
 
-def test_a_record_is_named_in_few_modules() -> None:
+def modules_by_record() -> dict[str, set[str]]:
+    """The modules that name each record, by the record's name."""
     named: dict[str, set[str]] = defaultdict(set)
     for path in (ROOT / "orchestrator").rglob("*.py"):
         module = str(path.relative_to(ROOT))
@@ -142,10 +146,26 @@ def test_a_record_is_named_in_few_modules() -> None:
                     named[alias.name].add(module)
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ev":
                 named[node.attr].add(module)
+    return named
+
+
+def test_a_record_is_named_in_few_modules() -> None:
+    named = modules_by_record()
     for name in RECORD_TYPES:
         known = {*named[name], "orchestrator/events.py"}
-        assert any(m.startswith("orchestrator/policy/") for m in known), f"{name}: nothing applies it"
         assert len(known) <= MOST, f"{name} is named in {sorted(known)}"
+
+
+def test_a_record_is_applied_in_one_module_of_those_that_apply_names() -> None:
+    appliers = {f"orchestrator/policy/{module.__name__.rpartition('.')[2]}.py" for module in APPLIERS}
+    applied = Counter(record for module in APPLIERS for record in module.CHANGES)
+    assert applied == Counter(set(RECORD_TYPES.values()) - {Tick})
+    named = modules_by_record()
+    for name, record in RECORD_TYPES.items():
+        if issubclass(record, Event) and record not in (Tick, CanaryTimed):  # the state keeps timed canaries
+            policy = {module for module in named[name] if module.startswith("orchestrator/policy/")} - {APPLY}
+            assert len(policy) == 1, f"{name} is named in {sorted(policy)}"
+            assert policy <= appliers, f"{name} is named in {sorted(policy)}"
 
 
 # a tuner may import what it needs, and so may a backend of bench
@@ -156,8 +176,7 @@ import worker
 for module in pkgutil.walk_packages(worker.__path__, "worker.", onerror=lambda name: None):
     tuner = module.name.split(".")[2:] if module.name.startswith("worker.tuners.") else []
     if tuner[:1] in ([], ["base"], ["catalog"], ["replay"]) and module.name not in (
-        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.bench.inputs",
-        "worker.__main__",
+        "worker.bench.backends", "worker.bench.torch_backend", "worker.bench.measuring", "worker.__main__"
     ):
         importlib.import_module(module.name)
 import worker.__main__

@@ -18,8 +18,8 @@ from orchestrator.shapes.reader import MAX_BYTES, family_of_list, read_shapes, u
 from tests.paths import ROOT
 from tests.support.marks import drawn
 from tests.unit.worker.test_families import TABLES
-from worker.bench.case import case_of
 from worker.families import BATCHED, FAMILIES, Column, Family
+from worker.tuners.common.case import case_of
 
 A4W4 = get_family("a4w4_blockscale")
 
@@ -245,7 +245,7 @@ def test_written_and_read_is_the_same_and_dirt_changes_notes_alone(
     path: Path, family: Family, data: st.DataObject
 ) -> None:
     keys = data.draw(st.lists(st.tuples(*(cells(family, c) for c in family.columns)), min_size=1, max_size=20))
-    clean = render_shapes([Shape(i, k) for i, k in enumerate(keys, 1)], family)
+    clean = render_shapes(keys, family)
     found = read(path, clean, family.name).shapes
     assert found == [Shape(i, k) for i, k in enumerate(dict.fromkeys(keys), 1)]
     dirt, ends = st.sampled_from(["", "", " ", "\t"]), st.sampled_from(["\n", "\r\n", "\n\n", "\r\n \r\n"])

@@ -23,7 +23,7 @@ from tests.paths import TEST_DATA
 from tests.support.command import command
 from tests.support.engines import H200, MI355X, tree
 from worker.triton_configs.engine_package import EngineDevice, Layer
-from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.m_ranges import USUAL_KEYS
 from worker.triton_configs.serving_engine import load_engine
 
 FP8, BF16 = "torch.float8_e4m3fn", "torch.bfloat16"
@@ -101,8 +101,8 @@ def logged(project: str, layer: Layer, device: EngineDevice, handler: Lines) -> 
 def counted(*lines: str, family: str | None = None) -> Misses:
     counting = Misses(family)
     for line in lines:
-        counting.line(line.encode() + b"\r\n")
-    return counting.done()
+        counting.read(line.encode() + b"\r\n")
+    return counting.close()
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)

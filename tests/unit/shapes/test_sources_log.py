@@ -20,7 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family, grid_point, padded
 from orchestrator.machines.workload_capture import WorkloadLog
 from orchestrator.shapes.aiter_log import MXSCALE, Misses, count_misses, read_calls
-from orchestrator.shapes.model import finished
+from orchestrator.shapes.model import pad_calls
 from orchestrator.shapes.reader import read_shapes
 from worker.capture import MARK
 from worker.families import FAMILIES
@@ -75,8 +75,8 @@ SILENT = [
 def counted(*lines: str, family: str | None = None) -> Misses:
     counting = Misses(family)
     for line in lines:
-        counting.line(line.encode("utf-8", "surrogateescape") + b"\n")
-    return counting.done()
+        counting.read(line.encode("utf-8", "surrogateescape") + b"\n")
+    return counting.close()
 
 
 @pytest.mark.parametrize(("line", "family", "key"), LINES, ids=[f"{f}-{i}" for i, (_, f, _) in enumerate(LINES)])
@@ -232,8 +232,8 @@ def test_the_grid(m: int, n: int, fine: int, coarse: int) -> None:
 
 
 def test_padding_counts_and_leaves_batched_alone() -> None:
-    points, notes = finished([(m, 64, 64) for m in range(1, 33)], get_family("a8w8_blockscale"), "fine")
-    assert points == [(16, 64, 64), (32, 64, 64)]
+    calls, notes = pad_calls({(m, 64, 64): 1 for m in range(1, 33)}, get_family("a8w8_blockscale"), "fine")
+    assert calls == {(16, 64, 64): 16, (32, 64, 64): 16}
     assert notes == ["padding M (fine): 32 shapes became 2 (94% less to tune)"]
     assert grid_point((4, 3, 64, 64), get_family("batched_bf16"), "fine") == (4, 3, 64, 64)
     assert grid_point((4, 3, 128, 128), get_family(MXSCALE), "fine") == (4, 16, 128, 128)

@@ -127,12 +127,14 @@ def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
     [
         ({"hidden_size": None}, "needs hidden_size"),
         ({"hidden_size": "4096"}, "Field 'hidden_size' expected int, got str"),
+        ({"hidden_act": "situ"}, "does not know 'situ', which the config has as hidden_act"),
+        ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1.0}}, "'foo', which the config has as rope_type"),
         ({"num_attention_heads": 33}, "not a multiple of the number of attention heads (33)"),
         ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
         ("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
         ("9" * 100_000, "is no JSON"),
     ],
-    ids=range(8),
+    ids=range(10),
 )  # fmt: skip
 def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: str) -> None:
     file = changed(tmp_path, **(change if isinstance(change, dict) else {}))

@@ -28,7 +28,7 @@ from orchestrator.shapes.vllm_files import vllm_shapes
 from tests.paths import ROOT, TEST_DATA
 from tests.support.engines import tree
 from tests.support.model_classes import ask_here
-from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.m_ranges import USUAL_KEYS
 
 pytestmark = pytest.mark.usefixtures("classes_here")
 MODELS = TEST_DATA / "models" / "engines"

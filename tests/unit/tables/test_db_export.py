@@ -16,8 +16,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.tables.model_names import FORMS, model_names
-from orchestrator.tables.table_family import family_of
+from orchestrator.tables.table_names import FORMS, family_of, model_names
 from tests.support.aiterbuild import A4W4, ASM, CK, CK2, line, text, tree
 from worker.families import FAMILIES, Family
 

@@ -15,9 +15,8 @@ from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.tables.merge import merge
-from orchestrator.tables.mixing import table_beside
+from orchestrator.tables.mixing import check_db, table_beside
 from orchestrator.tables.provenance import read_records
-from orchestrator.tables.run_target import check_db
 from tests.support.aiterbuild import A4W4, ASM, CK, line, text
 
 TORCH, TRITON = "torch_lut256_t2", "triton_64x64x64_g8_k1_w4_s3"

@@ -25,8 +25,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.decision import MergePolicy, Time, decide
-from orchestrator.tables.kept_states import undo
-from orchestrator.tables.merge import MergeReport, merge
+from orchestrator.tables.merge import MergeReport, merge, undo
 from orchestrator.tables.merge_input import open_sources
 from orchestrator.tables.newcomers import MergeRow, Newcomer
 from orchestrator.tables.provenance import read_records, records_path

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import TransportError
-from orchestrator.transport.base import UNPACK, RemoteFile, command_line, stream
+from orchestrator.transport.base import RemoteFile
+from orchestrator.transport.commands import UNPACK, command_line, stream
 from orchestrator.transport.exec import SCRIPT, ExecTransport
 from tests.support.processes import Here
 

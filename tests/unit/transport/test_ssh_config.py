@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import TransportError
+from orchestrator.transport.ssh_config import HostRequest
 from orchestrator.transport.ssh_connection import Hop, hops
-from orchestrator.transport.ssh_host import HostRequest
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here (Debian: openssh-client)")
 

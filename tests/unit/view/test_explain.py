@@ -19,7 +19,7 @@ from orchestrator.reasons import Reason
 from orchestrator.report.collector import Collector
 from orchestrator.view.explain import explain
 from tests.support import report_kit as kit
-from tests.support.ledger_kit import left_out
+from tests.support.ledger_kit import blocked
 
 AT = kit.BEGAN
 
@@ -79,9 +79,9 @@ def test_candidates_that_faulted_or_were_left_out_and_the_winner_without_them(pa
     assert story.now == "faulted on n1 slot 0 (error: signal 11); at 1x1280x8192, 1x8192x1024"
     add_row(paths, 1, "ck_1", "ck")
     add_row(paths, 1, "asm_7", "asm")
-    entry = left_out(["asm", "7"], name="asm_7", source="attempt", confirmed=False)
+    entry = blocked(["asm", "7"], name="asm_7", source="attempt", confirmed=False)
     with Ledger.open(paths.ledger) as ledger, ledger.transaction():
-        ledger.withheld(attempt="g0001", shape=1, node="n1", slot="0", entries=[entry])
+        ledger.keep_blocked(attempt="g0001", shape=1, node="n1", slot="0", entries=[entry])
     add(paths, ev.ShapeTuned("g0001", 1, (("asm", "7"),)), ev.SettleShape(1, "g0001", False, "no second slot"))
     again = reproduction(paths)
     found = {s.kind: s for s in explain(paths, None).stories if "asm_error" not in s.subject}

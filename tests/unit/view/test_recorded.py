@@ -23,7 +23,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.command_hints import program
-from orchestrator.controller.runs import RunSnapshot
+from orchestrator.controller.run_snapshot import RunSnapshot
 from orchestrator.families import get_family
 from orchestrator.ledger.database import COLUMNS
 from orchestrator.ledger.reader import LedgerReader
@@ -81,7 +81,7 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
                 **json.loads(w["entry"]), "candidate": json.loads(w["candidate"]),
                 **{k: w[k] for k in ("name", "outcome", "detail", "source", "confirmed")},
             }  # fmt: skip
-            ledger.withheld(attempt=w["attempt"], shape=w["shape"], node=w["node"], slot=w["slot"], entries=[entry])
+            ledger.keep_blocked(attempt=w["attempt"], shape=w["shape"], node=w["node"], slot=w["slot"], entries=[entry])
         for t, kind, data in recording["journal"]:
             ledger.journal(ev.from_json(kind, json.dumps(data)), t)
         for attempt, *values in recording["reports"]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.kernels import PLACES, KernelLists
-from worker.protocol import Spec, TableKernel, Withheld
-from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId
+from worker.aiter_tree.kernel_lists import PLACES, KernelLists
+from worker.protocol import BlockedRecord, Spec, TableKernel
+from worker.tuners.aiter.blocked import BlockedEntry, CandidateId
 
 BLOCKED_BEFORE = "left out: "
 """The detail of a candidate's row begins so if it faulted in an earlier attempt."""
@@ -28,13 +28,13 @@ BLOCKED_BEFORE = "left out: "
 class CandidateChoice:
     """The candidates that a process does not measure, and why."""
 
-    blocked: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
+    blocked: Mapping[CandidateId, BlockedEntry] = field(default_factory=dict)
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
     """Path of the reproduction of each blocked candidate that ended a process of this attempt."""
     only: Sequence[Mapping[str, Any]] = ()
     """Shapes of which only some candidates are measured (chosen_candidates)."""
 
-    def without(self, entry: BlocklistEntry, reproduction: str) -> CandidateChoice:
+    def with_blocked(self, entry: BlockedEntry, reproduction: str) -> CandidateChoice:
         """The choice with one more blocked candidate, which ended a process just now."""
         return replace(
             self,
@@ -53,12 +53,12 @@ class CandidateChoice:
         where = "on two slots" if entry.confirmed else "on this slot"
         return f"{BLOCKED_BEFORE}{entry.outcome} {where} with this image before ({entry.detail})"
 
-    def withheld(self, candidate: CandidateId) -> Withheld | None:
+    def blocked_record(self, candidate: CandidateId) -> BlockedRecord | None:
         """Its entry in the record of its shape's end; None if it is not blocked."""
         entry = self.blocked.get(candidate)
         if entry is None:
             return None
-        return entry.as_withheld("attempt" if candidate in self.reproductions else "blocklist")
+        return entry.to_record("attempt" if candidate in self.reproductions else "blocklist")
 
     def write(self, path: Path) -> None:
         """Write the file that the shim reads."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child
+from worker.process import ask_child
 
 MARK = "GEMMFLEET-ONCHIP "
 TIMEOUT_S = 240.0
@@ -31,12 +31,9 @@ def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, (str(PACKAGE_PARENT), env.get("PYTHONPATH", ""))))
     argv = [sys.executable, "-m", "worker.tuners.aiter.device_query", what]
     with tempfile.TemporaryFile() as out:
-        process = Child(argv, env={**env, "PYTHONPATH": path}, out=out.fileno())
-        try:
-            if not process.wait(TIMEOUT_S):
-                return {"error": f"no answer within {TIMEOUT_S:g} s"}
-        finally:
-            process.kill()
+        status = ask_child(argv, out, env={**env, "PYTHONPATH": path}, limit_s=TIMEOUT_S)
+        if status is None:
+            return {"error": f"no answer within {TIMEOUT_S:g} s"}
         out.seek(0)
         lines = out.read().decode(errors="replace").splitlines()
     answer = ""
@@ -48,7 +45,7 @@ def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
     try:
         return dict(json.loads(answer))
     except (ValueError, TypeError):
-        return {"error": f"ended with status {process.returncode} and without an answer"}
+        return {"error": f"ended with status {status} and without an answer"}
 
 
 def facts() -> dict[str, Any]:

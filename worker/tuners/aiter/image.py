@@ -125,7 +125,7 @@ def inspect_image(options: AiterOptions) -> AiterImage:
 def _image_key(
     findings: Findings, digest: str, device: Mapping[str, Any], versions: Mapping[str, Any], python: str
 ) -> str:
-    """Built modules and the blocklist are kept under this name, so it changes with all that may change a kernel."""
+    """Built modules and blocked candidates are kept under this name: it changes with all that may change a kernel."""
     parts = {
         "image": digest,
         "gfx": str(device["gfx"] or ""),

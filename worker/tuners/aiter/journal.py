@@ -18,7 +18,7 @@ from pathlib import Path
 from worker.families import BACKENDS, Family, backend_of
 from worker.protocol import Row
 from worker.text import clean
-from worker.tuners.aiter.blocklist import CandidateId
+from worker.tuners.aiter.blocked import CandidateId
 from worker.tuners.aiter.rows import KernelNames, to_row
 from worker.tuners.aiter.tables import Keys, ShapeKeys
 

@@ -29,7 +29,7 @@ class ModuleStore:
     def __init__(self, cache: Path, key: str) -> None:
         self.root = cache / "aiter" / key
         self.modules = self.root / "jit"
-        self.blocklist = self.root / "blocklist.jsonl"
+        self.blocked_file = self.root / "blocklist.jsonl"
         self.repro = self.root / "repro"
 
     def is_warm(self, family: str) -> bool:

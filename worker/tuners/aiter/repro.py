@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 
 from worker.text import clean
-from worker.tuners.aiter.blocklist import BlocklistEntry
+from worker.tuners.aiter.blocked import BlockedEntry
 from worker.tuners.aiter.environment import is_switch
 from worker.tuners.aiter.launch import PROFILE, TUNED, UNTUNED
 from worker.tuners.aiter.session import Job
@@ -22,7 +22,7 @@ REPRO_TIMEOUT_S = 120
 _SHOWN_ENV = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR")
 
 
-def write_repro(job: Job, folder: Path, entry: BlocklistEntry, into: Path) -> Path:
+def write_repro(job: Job, folder: Path, entry: BlockedEntry, into: Path) -> Path:
     """A folder below `into` with the one-row CSV of a process and the command that shows its fault; its path.
 
     The command is AITER's own, without our additions. It measures all candidates of the shape, including this one.

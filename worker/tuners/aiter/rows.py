@@ -19,7 +19,8 @@ from worker.protocol import FIELDS, Row
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "ksplit": "splitK"}
 _KINDS = {f.name: f.kind for f in FIELDS}
-_FMOE = ("block_m", "run_1stage", "xbf16", "flat", "us1", "us2", "kernelName1", "err1", "kernelName2", "err2")
+_READ_APART = frozenset(("us", "kernelName", "libtype", "errRatio"))
+"""Fields of a row that `to_row` does not copy from the column of their name."""
 
 
 def parse_number(cell: str | None) -> float | None:
@@ -37,7 +38,9 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float) -> Row:
     cells = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
     name = cells.get("kernelName") or cells.get("kernelName1") or ""
     row = Row(us=-1.0, kernelName="" if name.lower() in _NULLS else name, libtype=backend_of(family.name, cells))
-    for column in ("kernelId", "splitK", "tflops", "bw", *(_FMOE if family.two_stages else ())):
+    for column in dict.fromkeys(("kernelId", "splitK", "tflops", "bw", *family.result_columns)):
+        if column not in _KINDS or column in _READ_APART:
+            continue
         value = _value(column, cells.get(column, ""))
         is_rate = column in ("tflops", "bw")
         if value is not None and (not is_rate or value > 0):

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from worker.aiter_tree.kernels import KernelLists
+from worker.aiter_tree.kernel_lists import KernelLists
 from worker.families import Family
 from worker.protocol.paths import CACHE_ENV
-from worker.tuners.aiter.blocklist import Blocklist, slot_identity
+from worker.tuners.aiter.blocked import BlockedCandidates, slot_identity
 from worker.tuners.aiter.environment import environment
 from worker.tuners.aiter.image import AiterImage
 from worker.tuners.aiter.launch import argv, batch_size, ignored_options
@@ -79,7 +79,7 @@ class Session:
     """With its own tree, which is never changed."""
     slot: Path
     store: ModuleStore
-    blocklist: Blocklist
+    blocked: BlockedCandidates
     kernels: KernelLists
     _names: dict[str, KernelNames] = field(default_factory=dict)
     """By family."""
@@ -97,8 +97,8 @@ class Session:
         for text in clear_stale_locks([slot / "jit", Path("/tmp/aiter_configs")]):
             say(text)
         store = ModuleStore(Path(os.environ.get(CACHE_ENV) or node / "cache"), image.key)
-        blocklist = Blocklist(store.blocklist, slot_identity(place, image.digest or image.key))
-        return cls(image, slot, store, blocklist, KernelLists(image.tree))
+        blocked = BlockedCandidates(store.blocked_file, slot_identity(place, image.digest or image.key))
+        return cls(image, slot, store, blocked, KernelLists(image.tree))
 
     def adapted(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself

@@ -212,18 +212,18 @@ class ShapeTracker:
     def _report(self, shape: int, verdict: ShapeVerdict) -> None:
         """Report the verdict, with the winner's identity and the blocked candidates that the records name."""
         steps = [step for step in self._journal.ended.get(shape, []) if step.candidate.ident]
-        blocked = [self._choice.withheld(step.candidate) for step in steps if step.event == "blocked"]
-        withheld = [candidate for candidate in blocked if candidate is not None]
+        blocked = [self._choice.blocked_record(step.candidate) for step in steps if step.event == "blocked"]
+        records = [candidate for candidate in blocked if candidate is not None]
         winner = verdict.winner
         if winner is None:
-            self._emit.failed(shape, verdict.reason, verdict.detail, withheld=withheld)
+            self._emit.failed(shape, verdict.reason, verdict.detail, blocked=records)
             return
         identity = None
         for step in steps:
             if step.event == "end" and self._is_of_row(step, winner):
                 identity = step.candidate.ident
                 break
-        self._emit.tuned(shape, winner, candidate=identity, withheld=withheld)
+        self._emit.tuned(shape, winner, candidate=identity, blocked=records)
 
     def _is_of_row(self, step: JournalStep, row: Row) -> bool:
         """True if a record is of this row. A winner of fmoe is a pair of stages, and has no record."""

@@ -23,7 +23,7 @@ from typing import Any
 from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
-from worker.tuners.aiter.blocklist import BlocklistEntry
+from worker.tuners.aiter.blocked import BlockedEntry
 from worker.tuners.aiter.choice import CandidateChoice, chosen_candidates
 from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.image import inspect_image
@@ -154,8 +154,8 @@ class AiterTuner:
         return AiterOptions.parse({**self._node_options, **of_run, **spec.options.get("aiter", {})})
 
     def judge(self, spec: Spec) -> None:
-        """Take in what became of the blocklist's candidates on other slots."""
-        self._session.blocklist.take_verdicts(spec.refuted, spec.confirmed)
+        """Take in what became of the blocked candidates on other slots."""
+        self._session.blocked.take_verdicts(spec.refuted, spec.confirmed)
 
     def _build(self, job: Job, alive: Callable[[], None]) -> None:
         """Have the family's modules in the slot's folder: copied, or built once for the node with a tiny shape.
@@ -207,7 +207,7 @@ class Measuring:
     when: str = ""
     """Says on which shape of gemmfleet's own it measures; "" for a user's."""
     _processes: int = field(default=0, init=False)
-    _lost: list[BlocklistEntry] = field(default_factory=list, init=False)
+    _lost: list[BlockedEntry] = field(default_factory=list, init=False)
     """The candidates that ended a process."""
 
     def tune(self, shapes: Sequence[SpecShape], *, isolates: bool, only: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -216,7 +216,7 @@ class Measuring:
         `isolates`: a candidate that ends the process of a single shape is blocked, and the shape goes on. `only`: see
         CandidateChoice.
         """
-        blocked = {} if self.when else self.session.blocklist.in_force(self.job.family.name)
+        blocked = {} if self.when else self.session.blocked.in_force(self.job.family.name)
         choice = CandidateChoice(blocked, only=only)
         may_isolate = isolates and len(shapes) == 1
         remaining = list(shapes)
@@ -267,8 +267,8 @@ class Measuring:
         is_ok, _, text = self.canary()
         if not is_ok:
             raise TunerFault(end.how, f"{end.describe(self.when)}; after it the canary failed: {text}")
-        entry = BlocklistEntry(
-            where=self.session.blocklist.where,
+        entry = BlockedEntry(
+            where=self.session.blocked.where,
             family=self.job.family.name,
             candidate=end.step.candidate,
             outcome=_outcome(end),
@@ -277,11 +277,11 @@ class Measuring:
         )
         self._lost.append(entry)
         if not self.when:  # a shape of our own proves nothing for a user's
-            self.session.blocklist.append(entry.as_json())
+            self.session.blocked.append(entry.as_json())
         elif len(self._lost) >= MAX_TINY_FAULTS:
             self.check_tiny(is_measured=any(row["us"] > 0 for row in end.partial))
         repro = write_repro(self.job, folder, entry, self.repro or self.folder / REPRO)
-        next_choice = choice.without(entry, self.shown + repro.name)
+        next_choice = choice.with_blocked(entry, self.shown + repro.name)
         whose = " of a tiny shape" if self.when else ""
         why = next_choice.why_blocked(entry.candidate)
         say(f"candidate {entry.candidate.describe()}{whose} is left out ({why})")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.aiter_tree.locate import ScratchTree, TreeFiles, digest
+from worker.aiter_tree.locate import TreeFiles
+from worker.aiter_tree.scratch_tree import ScratchTree, digest
 from worker.families import Family
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, case_of
 from worker.triton_configs.kinds import ConfigKind
+from worker.tuners.common.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, case_of
 from worker.tuners.common.problem import Problem
 
 BENCH_BACKENDS = {
@@ -13,7 +13,7 @@ BENCH_BACKENDS = {
     "batched_a16w4": "aiter-bmm-a16wfp4",
     "batched_a8w8_prequant": "aiter-bmm-a8w8-prequant",
 }
-"""Kinds with a format of their own, by the backend of a bench that has it (worker/bench/case.py)."""
+"""Kinds with a format of their own, by the backend of a bench that has it (worker/tuners/common/case.py)."""
 FAMILIES_OF_KINDS = {"a4w4_preshuffle": "a4w4_blockscale", **dict.fromkeys(BENCH_BACKENDS, "batched_bf16")}
 """Family whose key columns the shapes of a kind have, where no family of tables is the kind's own."""
 _SCALES = {ROW8: "row", BLOCK8: "block", MX4: "mx", PRE8: "row", PRE4: "mx"}

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from worker.bench.case import Case
-from worker.bench.inputs import Inputs, needed_bytes
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.problem import KindProblem, family_of, problem_of
 from worker.tuners.aiter_triton.wrapper import Wrapper, enter_tree
+from worker.tuners.common.case import Case
+from worker.tuners.common.inputs import Inputs, needed_bytes, stored_operands
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 from worker.tuners.search.compiling import compiling, facts_of, untouched_tensors
 from worker.tuners.search.source import Call, CompileFacts, KernelSource
@@ -106,8 +106,7 @@ def _hollow_inputs(case: Case) -> tuple[Inputs, torch.Tensor]:
 
     def inputs_and_output() -> dict[str, Any]:
         inputs = Inputs.make(case, torch.device("cpu"), 0, 0)
-        tensors: dict[str, Any] = {name: getattr(inputs, name) for name in ("x", "w", "xs", "ws", "bias")}
-        return {**tensors, "out": inputs.output()}
+        return {**stored_operands(inputs), "out": inputs.output()}
 
     tensors = untouched_tensors(inputs_and_output)
     out = tensors.pop("out")

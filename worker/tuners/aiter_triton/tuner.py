@@ -72,7 +72,7 @@ class AiterFile(FileSearch):
         facts: dict[str, Any] = {"kind": self._kind.name, "arch": arch}
         if self.default:
             facts["default"] = True
-            callers = [caller for caller in self._kind.callers if caller.given is not None and caller.reads_on(arch)]
+            callers = [caller for caller in self._kind.callers if caller.is_callable and caller.reads_on(arch)]
             self.callers = [caller.function for caller in callers]
         super().__init__(context, source, seeds, facts)
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from worker.bench.backends import plain_operands
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
-from worker.bench.inputs import Inputs
 from worker.triton_configs.engine_modules import replaced
 from worker.triton_configs.kinds import Caller, ConfigKind
 from worker.tuners.common.calls import arguments_of, find_function
+from worker.tuners.common.case import BLOCK8, MX4, Case
+from worker.tuners.common.inputs import Inputs, plain_operands
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError
 from worker.tuners.search.compiling import compile_for
 from worker.tuners.search.target import Target
@@ -56,7 +55,7 @@ class Wrapper:
         for other in kind.callers:
             if other.function == caller:
                 operator = other
-                more_arguments = other.given or ()
+                more_arguments = other.arguments or ()
                 break
         old_module = re.sub(r"\.gemm\.\w+\.", ".", operator.module)  # before 2026-01-07
         self.kind = kind
@@ -88,8 +87,6 @@ class Wrapper:
         hold nothing, so that only their form is made. Raises UnsupportedError, UnavailableError."""
         operands = plain_operands(inputs)
         case = inputs.case
-        if case.format in (PRE8, PRE4):
-            operands["xs"] = None
         if not self.kind.shuffled_w:
             return operands
         n, width = inputs.w.shape

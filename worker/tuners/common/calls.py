@@ -1,7 +1,8 @@
-"""Calls of functions of AITER's, whatever their date: found where they are, called by the names of their parameters.
+"""Calls functions of AITER, whatever its version: finds them where they are, and passes arguments by name.
 
-The order of parameters changed (2025-05: x, w, y, x_scales, w_scales; later y after dtype; a bias came between), the
-names hardly.
+`find_function` imports the first place that has the function; `arguments_of` then sorts our operands to its
+parameters. Positions are of no use: in 2025-05 the order was x, w, y, x_scales, w_scales; later y came after dtype, and
+a bias between. The names hardly changed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from worker.tuners.common.problem import NotImportableError, UnavailableError, UnsupportedError, short
 
@@ -28,48 +29,51 @@ ROLES = {
 
 
 def find_function(places: Sequence[tuple[str, str]]) -> tuple[Callable[..., Any], str]:
-    """Return the first of (module, name) that is there, and where it was.
+    """Import the first of (module, name) that there is; return the function and its dotted path.
 
     Raises UnavailableError with all the reasons, or NotImportableError if the fault is this Python's.
     """
-    why: list[str] = []
-    here: list[str] = []
+    missing: list[str] = []
+    faults_of_python: list[str] = []
     for module, name in places:
         try:
-            found: Any = importlib.import_module(module)
+            function = importlib.import_module(module)
             for part in name.split("."):
-                found = getattr(found, part)
+                function = getattr(function, part)
         except ModuleNotFoundError as e:
-            of_tree = (e.name or "").partition(".")[0] == module.partition(".")[0]
-            (why if of_tree else here).append(f"no module {e.name}")
+            missing_package = (e.name or "").partition(".")[0]
+            is_of_aiter = missing_package == module.partition(".")[0]
+            reasons = missing if is_of_aiter else faults_of_python
+            reasons.append(f"no module {e.name}")
         except (ImportError, AttributeError) as e:
-            why.append(f"{module}: {type(e).__name__}: {short(str(e))}")
+            missing.append(f"{module}: {type(e).__name__}: {short(str(e))}")
         except Exception as e:  # noqa: BLE001 - AITER runs code of its own when it is imported
-            here.append(f"{module} cannot be imported: {type(e).__name__}: {short(str(e))}")
+            faults_of_python.append(f"{module} cannot be imported: {type(e).__name__}: {short(str(e))}")
         else:
-            return found, f"{module}.{name}"
-    if here:
-        raise NotImportableError(here[0])
-    raise UnavailableError("; ".join(dict.fromkeys(why)))
+            return cast("Callable[..., Any]", function), f"{module}.{name}"
+    if faults_of_python:
+        raise NotImportableError(faults_of_python[0])
+    raise UnavailableError("; ".join(dict.fromkeys(missing)))
 
 
 def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a function by ROLES; what has a default and no value is left out.
+    """Keyword arguments of a function. `values`: by the names that ROLES gives (x, w, xs, ...), None if there is none.
 
-    Raises UnsupportedError for a parameter that nothing is known of, or a value that it has no parameter for (`bias`).
+    A parameter that has a default and no value is not passed. Raises UnsupportedError for a parameter that nothing is
+    known of, or a value that it has no parameter for (`bias`).
     """
-    out: dict[str, Any] = {}
-    served: set[str] = set()
+    arguments: dict[str, Any] = {}
+    passed: set[str] = set()
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         role = ROLES.get(name.lower(), "")
         if values.get(role) is not None:
-            out[name] = values[role]
-            served.add(role)
+            arguments[name] = values[role]
+            passed.add(role)
         elif parameter.default is parameter.empty and name != "self":
             raise UnsupportedError(f"{function.__name__} wants {name!r}, which this version of bench does not know")
     for role in ("x", "w", "xs", "ws", "bias"):
-        if values.get(role) is not None and role not in served:
+        if values.get(role) is not None and role not in passed:
             raise UnsupportedError(f"{function.__name__} takes no {role}")
-    return out
+    return arguments

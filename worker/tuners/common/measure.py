@@ -101,6 +101,11 @@ class Measurement:
         """True if it can be the time of a call: finite and not below a nanosecond (nor -1, 0, NaN, denormal)."""
         return math.isfinite(self.us) and self.us >= MIN_US
 
+    @property
+    def is_doubtful(self) -> bool:
+        """True if other work on the machine may have decided the median."""
+        return self.spread >= WIDE or self.samples < FEW
+
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
@@ -144,16 +149,17 @@ def measure(
     """
     start = now()
     with without_gc():
-        each = timer(1)
+        call_s = timer(1)
         tick()
-        calls = _calls(each, policy)
+        calls = _calls_of_a_sample(call_s, policy)
         if calls > 1:
-            each = timer(calls) / calls
-            calls = _calls(each, policy)
+            call_s = timer(calls) / calls
+            calls = _calls_of_a_sample(call_s, policy)
         if now() - start >= cap_s:
-            return _measurement([each], calls, "hopeless" if _slow([each], best_us, policy.hopeless) else "time")
-        if policy.settle_s and each * 1e6 <= policy.far * best_us:
-            timer(calls_of(policy.settle_s, each))
+            why = "hopeless" if _is_slow([call_s], best_us, policy.hopeless) else "time"
+            return _measurement([call_s], calls, why)
+        if policy.settle_s and call_s * 1e6 <= policy.far * best_us:
+            timer(calls_of(policy.settle_s, call_s))
             tick()
         samples: list[float] = []
         while True:
@@ -166,10 +172,10 @@ def measure(
 
 def _why_stop(samples: Sequence[float], best_us: float, policy: SamplingPolicy, *, is_time_up: bool) -> str:
     """The reason to end the sampling of a candidate (see `Measurement.why`), "" to go on."""
-    if is_time_up and _slow(samples, best_us, policy.hopeless):
+    if is_time_up and _is_slow(samples, best_us, policy.hopeless):
         return "hopeless"
     times = policy.hopeless if len(samples) >= policy.hopeless_after else policy.far
-    if len(samples) >= 2 and _slow(samples, best_us, times):
+    if len(samples) >= 2 and _is_slow(samples, best_us, times):
         return "hopeless"
     if len(samples) >= policy.min_samples and uncertainty(samples) <= policy.target:
         return "steady"
@@ -178,28 +184,30 @@ def _why_stop(samples: Sequence[float], best_us: float, policy: SamplingPolicy, 
     return "time" if is_time_up else ""
 
 
-def calls_of(seconds: float, each: float) -> int:
-    """Calls of `each` seconds that last `seconds`, at least one."""
-    return max(1, math.ceil(seconds / max(each, 1e-9)))
+def calls_of(seconds: float, call_s: float) -> int:
+    """Calls of `call_s` seconds that last `seconds`, at least one."""
+    return max(1, math.ceil(seconds / max(call_s, 1e-9)))
 
 
-def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
+def leaders(times: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
     """Indexes of the candidates to measure again: the fastest and those within `within` of it, at most `most`.
 
     Where that is one alone, the next best as well, so that the winner has a margin, if it takes at most RUNNER_UP
     times as long. And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least
     of which is below the best median. The re-rank costs little and shows whether they are fast.
     """
-    order = sorted((i for i in range(len(found)) if found[i].valid), key=lambda i: found[i].us)
-    if not order:
+    valid = [i for i, time in enumerate(times) if time.valid]
+    if not valid:
         return []
-    best = found[order[0]].us
-    near = [i for i in order if found[i].us <= best * (1 + within)][:most]
-    if near == order[:1] and len(order) > 1 and found[order[1]].us <= best * RUNNER_UP:
+    order = sorted(valid, key=lambda i: times[i].us)
+    best_us = times[order[0]].us
+    near = [i for i in order if times[i].us <= best_us * (1 + within)][:most]
+    if near == order[:1] and len(order) > 1 and times[order[1]].us <= best_us * RUNNER_UP:
         near.append(order[1])
-    disturbed = [i for i in order if found[i].spread >= WIDE or found[i].samples < FEW]
-    maybe_fast = [i for i in disturbed if i not in near and found[i].low_us <= best]
-    return near + sorted(maybe_fast, key=lambda i: found[i].low_us)[:suspects]
+    others = [i for i in order if i not in near]
+    maybe_fast = [i for i in others if times[i].is_doubtful and times[i].low_us <= best_us]
+    maybe_fast.sort(key=lambda i: times[i].low_us)
+    return near + maybe_fast[:suspects]
 
 
 def rerank(
@@ -307,11 +315,11 @@ def margin(winner: Sequence[float], others: Sequence[Sequence[float]]) -> float 
     return (statistics.median(nearest) - 1) / max(LEAST_ERROR, uncertainty(nearest))
 
 
-def _calls(each: float, policy: SamplingPolicy) -> int:
-    return min(policy.max_calls, calls_of(policy.min_sample_s, each))
+def _calls_of_a_sample(call_s: float, policy: SamplingPolicy) -> int:
+    return min(policy.max_calls, calls_of(policy.min_sample_s, call_s))
 
 
-def _slow(samples: Sequence[float], best_us: float, times: float) -> bool:
+def _is_slow(samples: Sequence[float], best_us: float, times: float) -> bool:
     """Compare the shortest sample, because disturbed samples say nothing about the candidate."""
     return min(samples) * 1e6 > times * best_us
 
@@ -339,12 +347,12 @@ def _ratios(columns: Sequence[Sequence[float]], reference: Sequence[float]) -> l
 def _in_the_race(rounds: Sequence[Sequence[float | None]]) -> list[int]:
     """The contenders of sustained rounds that may still be the fastest, by index."""
     columns = _times_of_contenders(rounds)
-    left = []
+    contenders = []
     for i, ratio in enumerate(_ratios(columns, _fastest(columns, len(rounds)))):
         width = max(TIE_CEILING, 3 * uncertainty(ratio), 3 * SUSTAINED_NOISE / math.sqrt(len(ratio)))
         if len(ratio) == len(rounds) and statistics.median(ratio) - 1 <= width:
-            left.append(i)
-    return left
+            contenders.append(i)
+    return contenders
 
 
 def _decided(rounds: Sequence[Sequence[float | None]], today: int | None) -> bool:

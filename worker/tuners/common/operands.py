@@ -42,9 +42,11 @@ MX_RMS = math.sqrt(sum(4.0**e for e in MX_EXPONENTS) / 4)
 @cache
 def e2m1_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[256] both values of a byte as one integer, of twice the size of `dtype` (bfloat16 or float32)."""
-    codes, values = torch.arange(256), torch.tensor(E2M1)
-    pairs = torch.stack([values[codes & 15], values[codes >> 4]], dim=1).to(dtype)
-    return pairs.view(torch.int32 if dtype.itemsize == 2 else torch.int64).view(256).to(device)
+    codes = torch.arange(256)
+    values = torch.tensor(E2M1, dtype=dtype)
+    pairs = torch.stack([values[codes & 15], values[codes >> 4]], dim=1)
+    of_both = torch.int32 if dtype.itemsize == 2 else torch.int64
+    return pairs.view(of_both).view(256).to(device)
 
 
 @cache
@@ -66,14 +68,17 @@ def unpack_codes(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -
 
 def generator(device: torch.device, *words: object) -> torch.Generator:
     """A generator seeded by the words' repr."""
-    made = torch.Generator(device=device)
-    made.manual_seed(int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "little") >> 1)
-    return made
+    seed = int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "little") >> 1
+    return torch.Generator(device=device).manual_seed(seed)
 
 
-def copies(size: int, span: int) -> int:
-    """Number of copies of `size` bytes that span `span` bytes, at most MAX_COPIES."""
-    return max(1, min(MAX_COPIES, -(-span // max(1, size))))
+def count_copies(size: int, span: int, room: int, most: int = MAX_COPIES) -> int:
+    """The number of copies that timing rotates over: at least one.
+
+    As many of `size` bytes as span `span` bytes, so that none is in a cache; at most `most`, and at most the `room`
+    copies that memory is free for.
+    """
+    return max(1, min(most, room, -(-span // max(1, size))))
 
 
 def w_exponent(k: int, *, mx: bool) -> int:
@@ -94,8 +99,10 @@ def widen_rows(
         return wide
     if kind != "block":
         return wide.mul_(scale[..., None] if kind == "row" else scale)
-    by_column = scale.repeat_interleave(SCALE_BLOCK, dim=1)[:, :k]
-    return wide.mul_(by_column.repeat_interleave(SCALE_BLOCK, dim=0)[: wide.shape[0]] if blocked else by_column)
+    scale = scale.repeat_interleave(SCALE_BLOCK, dim=1)[:, :k]
+    if blocked:
+        scale = scale.repeat_interleave(SCALE_BLOCK, dim=0)[: wide.shape[0]]
+    return wide.mul_(scale)
 
 
 def levels(form: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
@@ -108,10 +115,10 @@ def levels(form: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
 
 def float_of(name: str) -> torch.dtype:
     """torch's type of that name. Raises UnsupportedError where this torch has none."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"torch {torch.__version__} has no type {name}")
-    return found
+    return dtype
 
 
 def draw_rows(
@@ -123,37 +130,51 @@ def draw_rows(
     """
     if kind == "mx":
         codes = levels((*form, k // 2), draw).view(torch.uint8)
-        pick = levels((*form, k // MX_GROUP), draw).view(torch.uint8) & 3
-        return codes, pick + (127 + MX_EXPONENTS[0] + exponent)
-    drawn = levels((*form, k), draw)
+        choices = levels((*form, k // MX_GROUP), draw).view(torch.uint8) & 3
+        return codes, choices + (127 + MX_EXPONENTS[0] + exponent)
+    elements = levels((*form, k), draw)
     if kind == "none":
-        return drawn.to(float_of(dtype)).mul_(2.0 ** (exponent - 7)), None
-    of_scale = (1,) if kind == "tensor" else form
-    if kind == "block":
-        of_scale = (-(-form[-1] // SCALE_BLOCK) if blocked else form[-1], -(-k // SCALE_BLOCK))
-    scale = torch.rand(of_scale, device=draw.device, generator=draw).add_(0.5).mul_(2.0**exponent)
+        return elements.to(float_of(dtype)).mul_(2.0 ** (exponent - 7)), None
+    scale = torch.rand(_scale_form(kind, form, k, blocked=blocked), device=draw.device, generator=draw)
+    scale.add_(0.5).mul_(2.0**exponent)
     if dtype == "int8":
-        return drawn, scale.mul_(2.0**-7)
-    return drawn.to(torch.bfloat16).mul_(2.0**-7).to(float_of(dtype)), scale
+        return elements, scale.mul_(2.0**-7)
+    return elements.to(torch.bfloat16).mul_(2.0**-7).to(float_of(dtype)), scale
+
+
+def _scale_form(kind: str, form: tuple[int, ...], k: int, *, blocked: bool) -> tuple[int, ...]:
+    """Form of the float32 scales of [*form, K] elements."""
+    if kind == "tensor":
+        return (1,)
+    if kind == "row":
+        return form
+    rows = form[-1]
+    row_blocks = -(-rows // SCALE_BLOCK) if blocked else rows
+    return row_blocks, -(-k // SCALE_BLOCK)
+
+
+def draw_bias(n: int, dtype: str, draw: torch.Generator) -> torch.Tensor:
+    """[N] elements of -1..1."""
+    return levels((n,), draw).to(float_of(dtype)).mul_(2.0**-7)
 
 
 def poison(buffers: Iterable[torch.Tensor]) -> None:
     """Fill with what no right answer holds: NaN, or an integer type's least value."""
-    for b in buffers:
-        if b.is_floating_point():
-            b.fill_(float("nan"))
+    for buffer in buffers:
+        if buffer.is_floating_point():
+            buffer.fill_(math.nan)
         else:
-            b.fill_(torch.iinfo(b.dtype).min if b.dtype.is_signed else 0)
+            buffer.fill_(torch.iinfo(buffer.dtype).min)  # 0 of an unsigned one
 
 
 def error_ratio(out: torch.Tensor, reference: torch.Tensor) -> float:
     """Share of elements beyond the tolerance, 0..1; 1.0 for a wrong form."""
     if out.shape != reference.shape:
         return 1.0
-    bad = 0
+    close = 0
     rows = max(1, CHUNK // max(1, reference.shape[1]))
     for i in range(0, reference.shape[0], rows):
-        ref = reference[i : i + rows]
-        close = (out[i : i + rows].float() - ref).abs_() <= ref.abs().mul_(RTOL).add_(ATOL)
-        bad += close.numel() - int(close.sum())
-    return bad / reference.numel()
+        right_rows = reference[i : i + rows]
+        errors = (out[i : i + rows].float() - right_rows).abs_()
+        close += int((errors <= right_rows.abs().mul_(RTOL).add_(ATOL)).sum())
+    return (reference.numel() - close) / reference.numel()

@@ -7,6 +7,7 @@ but for the batched families.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,12 +15,13 @@ from worker.families import FAMILIES, computed_by
 from worker.protocol import Row
 from worker.text import plural
 
-MX_GROUP = 32  # elements along K that share one e8m0 scale (OCP Microscaling Formats 1.0)
-SCALE_BLOCK = 128  # a8w8_blockscale: one float32 scale per 1 x 128 elements of X and per 128 x 128 of W
-
-FLOATS = ("bfloat16", "float16", "float32")
-# Operations of a call from which on candidates are measured sustained: there the power cap sets the clock.
+MX_GROUP = 32
+"""Elements along K that share one e8m0 scale (OCP Microscaling Formats 1.0)."""
+SCALE_BLOCK = 128
+"""a8w8_blockscale: one float32 scale per 1 x 128 elements of X and per 128 x 128 of W."""
 SUSTAINED_FLOPS = 1e11
+"""Operations of a call from which on candidates are measured sustained: there the power cap sets the clock."""
+FLOATS = ("bfloat16", "float16", "float32")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1}
 _EIGHT_BITS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
 _FP4 = "float4_e2m1fn_x2"
@@ -99,9 +101,10 @@ class Problem:
         if self.scale == "row":
             return 4 * self.b * (self.m + self.n)
         if self.scale == "block":
-            blocks = -(-self.k // SCALE_BLOCK)
-            return 4 * blocks * (self.m - -self.n // SCALE_BLOCK)
-        return (self.m + self.n) * self.k // MX_GROUP if self.scale == "mx" else 0
+            return 4 * -(-self.k // SCALE_BLOCK) * (self.m + -(-self.n // SCALE_BLOCK))
+        if self.scale == "mx":
+            return (self.m + self.n) * self.k // MX_GROUP
+        return 0
 
     @property
     def out_bytes(self) -> int:
@@ -124,13 +127,13 @@ def parse(family: str, key: Key) -> Problem:
     computed = computed_by("torch")
     if family not in computed:
         raise UnsupportedError(f"the tuner torch has no candidates for family {family}; it has {', '.join(computed)}")
-    f = FAMILIES[family]
-    m, n, k = (size_of(key, c) for c in "MNK")
-    if f.format == "mx4":
+    operand_format = FAMILIES[family].format
+    m, n, k = (size_of(key, column) for column in "MNK")
+    if operand_format == "mx4":
         if k % MX_GROUP:
             raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
         return Problem(family, 1, m, n, k, _FP4)
-    if f.format == "row8":
+    if operand_format == "row8":
         return Problem(family, 1, m, n, k, format_of(key, "q_dtype_w", _EIGHT_BITS, "int8"))
     for column in ("scaleAB", "bpreshuffle"):
         if flag_of(key, column):
@@ -167,9 +170,8 @@ def format_of(key: Key, column: str, legal: Sequence[str], default: str) -> str:
     """A format's name without `torch.`; `default` where the column is missing. Raises UnsupportedError for others."""
     name = str(key.get(column, default)).strip().removeprefix("torch.")
     if name not in legal:
-        raise UnsupportedError(
-            f"{column} is {key[column]!r}; this tuner takes " + ", ".join(f"torch.{d}" for d in legal)
-        )
+        legal_types = ", ".join(f"torch.{dtype}" for dtype in legal)
+        raise UnsupportedError(f"{column} is {key[column]!r}; this tuner takes {legal_types}")
     return name
 
 
@@ -236,7 +238,8 @@ def is_fatal(e: BaseException | str) -> bool:
 
 def status_of(e: BaseException) -> str:
     """Status of a candidate that raised: `oom`, `unsupported` (this build or device lacks it) or `error`."""
-    name, text = type(e).__name__, str(e).lower()
+    name = type(e).__name__
+    text = str(e).lower()
     if isinstance(e, MemoryError) or name == "OutOfMemoryError" or any(words in text for words in _MEMORY):
         return "oom"
     if name in ("OutOfResources", "UnsupportedError") or isinstance(e, NotImplementedError):
@@ -244,11 +247,12 @@ def status_of(e: BaseException) -> str:
     return "unsupported" if any(words in text for words in _UNSUPPORTED) else "error"
 
 
-DETAIL = 300  # characters of a detail at most
+DETAIL = 300
+"""Characters of a row's detail at most."""
 
 
 def row_of(
-    p: Problem,
+    problem: Problem,
     tuner: str,
     kernel: str,
     kernel_id: int,
@@ -261,21 +265,32 @@ def row_of(
     detail: str = "",
 ) -> Row:
     """A candidate's row; `us` is -1 where it has no time, and its rates are 0 then."""
-    timed = us > 0
-    return Row(
+    row = Row(
         kernelId=kernel_id,
         splitK=split_k,
-        us=round(us, 4) if timed else -1.0,
+        us=-1.0,
         kernelName=kernel,
         libtype=tuner,
-        tflops=figure(p.flops / us / 1e6) if timed else 0.0,
-        bw=figure(p.moved_bytes / us / 1e3) if timed else 0.0,
-        errRatio=0.0 if err == 0 else max(1e-6, round(err, 6)) if math.isfinite(err) else 1.0,
+        tflops=0.0,
+        bw=0.0,
+        errRatio=_rounded_error(err),
         status=status,
         spread=round(spread, 4),
         samples=samples,
         detail=short(detail),
     )
+    if us > 0:
+        row["us"] = round(us, 4)
+        row["tflops"] = figure(problem.flops / us / 1e6)
+        row["bw"] = figure(problem.moved_bytes / us / 1e3)
+    return row
+
+
+def _rounded_error(err: float) -> float:
+    """An errRatio as a row has it: 0 for exact results alone."""
+    if err == 0:
+        return 0.0
+    return max(1e-6, round(err, 6)) if math.isfinite(err) else 1.0
 
 
 def figure(value: float) -> float:
@@ -291,12 +306,14 @@ def short(text: str) -> str:
 
 def why_no_winner(rows: Sequence[Row], limit: float) -> tuple[str, str]:
     """Reason and detail of a shape none of whose candidates may win; `limit` is that of errRatio."""
-    by = {s: [r for r in rows if r["status"] == s] for s in ("wrong", "unsupported", "oom", "error", "timeout")}
-    counts = ", ".join(f"{len(v)} {s}" for s, v in by.items() if v)
-    if by["wrong"]:
-        least = min(r["errRatio"] for r in by["wrong"])
-        detail = f"of {plural(len(rows), 'candidate')}: {counts}; the least errRatio is {least:g}, the limit {limit:g}"
-        return "wrong_result", detail
-    reason = "unsupported" if rows and len(by["unsupported"]) == len(rows) else "no_candidate"
-    first = f"; {rows[0]['kernelName']}: {rows[0]['detail']}" if rows else ""
-    return reason, f"of {plural(len(rows), 'candidate')}: {counts or 'none ran'}{first}"
+    if not rows:
+        return "no_candidate", f"of {plural(0, 'candidate')}: none ran"
+    counts = Counter(row["status"] for row in rows)
+    statuses = ("wrong", "unsupported", "oom", "error", "timeout")
+    shown = ", ".join(f"{counts[status]} {status}" for status in statuses if counts[status])
+    detail = f"of {plural(len(rows), 'candidate')}: {shown or 'none ran'}"
+    if counts["wrong"]:
+        least = min(row["errRatio"] for row in rows if row["status"] == "wrong")
+        return "wrong_result", f"{detail}; the least errRatio is {least:g}, the limit {limit:g}"
+    reason = "unsupported" if counts["unsupported"] == len(rows) else "no_candidate"
+    return reason, f"{detail}; {rows[0]['kernelName']}: {rows[0]['detail']}"

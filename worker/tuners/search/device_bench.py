@@ -26,7 +26,7 @@ import triton
 
 from worker.text import byte_words, plural
 from worker.tuners.common.device import Device, canary, device_seconds, timed_canary
-from worker.tuners.common.operands import error_ratio, poison
+from worker.tuners.common.operands import count_copies, error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
 from worker.tuners.search.compiling import compiling, gpu_target
 from worker.tuners.search.source import Call, Candidate, KernelSource
@@ -135,7 +135,7 @@ class DeviceBench:
             tick()
             timed = source.inputs(problem, device.torch, seed, 1)
             span = 0 if self._interpreted else rotate_bytes
-            count = max(1, min(MAX_CALLS, -(-span // timed.bytes), device.available() // 2 // timed.bytes))
+            count = count_copies(timed.bytes, span, device.available() // 2 // timed.bytes, most=MAX_CALLS)
             self._operands.append(source.operands(timed))
             tick()
             for _ in range(count - 1):

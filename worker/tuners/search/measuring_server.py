@@ -23,7 +23,7 @@ from worker.protocol import is_wrong
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import RUNNER_UP, Measurement, SamplingPolicy, Timer, measure, rerank
 from worker.tuners.common.problem import UnavailableError, is_fatal, status_of
-from worker.tuners.search.child_process import now
+from worker.tuners.search.forked_process import now
 from worker.tuners.search.messages import (
     Alive,
     Answer,

@@ -24,13 +24,15 @@ from typing import Any
 from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
+from worker.tuners.common.helper_process import HelperError, HelperTimedOut
 from worker.tuners.common.measure import SETTLE_S, SUSTAINED_S, Measurement, SamplingPolicy, leaders
 from worker.tuners.common.problem import Problem, row_of, why_no_winner
-from worker.tuners.search.child_process import now
 from worker.tuners.search.compile_pool import CompilePool, CompileResult
+from worker.tuners.search.forked_process import now
 from worker.tuners.search.kernel_store import FAULTS_TO_BLOCK, KernelStore
-from worker.tuners.search.measuring_process import MeasuringProcess, NoDeviceError, ProcessDied
+from worker.tuners.search.measuring_process import MeasuringProcess, NoDeviceError
 from worker.tuners.search.messages import (
+    CandidateBegan,
     CandidateMeasured,
     CandidatesRanked,
     MeasureCandidate,
@@ -140,6 +142,7 @@ class ProblemSearch:
         self._waiting = set(range(len(task.candidates)))  # candidates whose kernel is not compiled
         self._ready: set[int] = set()  # candidates compiled and not yet sent
         self._sent: set[int] = set()
+        self._begun: int | None = None  # the candidate that is being measured
         self._same_code: dict[Hashable, int] = {}  # the candidate that stands for all of the same machine code
         self._rankable: set[int] = set()  # candidates whose timers the present measuring process has
         self._rows: list[Row] = []
@@ -225,8 +228,11 @@ class ProblemSearch:
         for result in context.pool.collect():
             context.compiled[result.name] = result
             self._take_compiled()
-        for message in context.measurer.receive():
-            self._handle(message)
+        try:
+            for message in context.measurer.messages():
+                self._handle(message)
+        except HelperError as death:
+            self._replace_process(death)
 
     def _take_compiled(self) -> None:
         """Candidates whose kernel was compiled since, or before for another one, are ready or have failed."""
@@ -256,16 +262,17 @@ class ProblemSearch:
             self._is_prepared = not message.refused
             self._refused = message.refused
             self._context.spent["inputs"] += message.seconds
+        elif isinstance(message, CandidateBegan):
+            self._begun = message.index
         elif isinstance(message, CandidateMeasured):
             self._take_measured(message)
         elif isinstance(message, CandidatesRanked):
             self._ranked = message
             self._context.spent["measure"] += message.seconds
-        elif isinstance(message, ProcessDied):
-            self._replace_process(message)
 
     def _take_measured(self, message: CandidateMeasured) -> None:
         i = message.index
+        self._begun = None
         self._sent.discard(i)
         for kind, seconds in message.spent.items():
             self._context.spent[kind] += seconds
@@ -313,29 +320,32 @@ class ProblemSearch:
             if candidate.name in blocked:
                 self._fail(i, "error", f"blocked: it took its process down {FAULTS_TO_BLOCK} times on this device")
 
-    def _replace_process(self, died: ProcessDied) -> None:
+    def _replace_process(self, death: HelperError) -> None:
         """Replace the process; candidates sent go back among the ready, the one that had begun is charged."""
+        outcome = "hang" if isinstance(death, HelperTimedOut) else "fault"
+        charged = self._begun
         self._deaths += 1
-        self._ready |= self._sent - {died.index} - set(self.measured)
+        self._ready |= self._sent - {charged} - set(self.measured)
         self._sent.clear()
+        self._begun = None
         self._rankable.clear()
         self._is_prepared = False
-        if died.index is not None:
-            self._charge(died.index, died)
+        if charged is not None:
+            self._charge(charged, death)
         if self._deaths >= MOST_DEATHS:
             times = plural(self._deaths, "time")
-            raise TunerFault(died.kind, f"the measuring process died {times} over this shape: {died.detail}")
-        print(f"gemmfleet: the measuring process is replaced: {died.detail}", flush=True)
+            raise TunerFault(outcome, f"the measuring process died {times} over this shape: {death}")
+        print(f"gemmfleet: the measuring process is replaced: {death}", flush=True)
         try:
             self._context.measurer.restart(self._context.emit.alive)
         except NoDeviceError as e:
-            raise TunerFault(died.kind, f"after {died.detail}: the GPU cannot be opened again: {e}") from e
+            raise TunerFault(outcome, f"after {death}: the GPU cannot be opened again: {e}") from e
         self._prepare()
 
-    def _charge(self, i: int, died: ProcessDied) -> None:
+    def _charge(self, i: int, death: HelperError) -> None:
         """Record a fault of a candidate. It gets a second chance, unless it had been measured before."""
         name = self._task.candidates[i].name
-        count = self._context.store.record_fault(self._problem.family, name, died.detail)
+        count = self._context.store.record_fault(self._problem.family, name, str(death))
         is_blocked = count >= FAULTS_TO_BLOCK
         if not is_blocked and i not in self.measured:
             self._ready.add(i)
@@ -344,8 +354,8 @@ class ProblemSearch:
         times = "when measured again"
         if is_blocked:
             times = f"{plural(count, 'time')}, and is blocked from now on"
-        status = "timeout" if died.kind == "hang" else "error"
-        self._fail(i, status, f"it took its process down {times}: {died.detail}")
+        status = "timeout" if isinstance(death, HelperTimedOut) else "error"
+        self._fail(i, status, f"it took its process down {times}: {death}")
 
     # --- beginning and end
 

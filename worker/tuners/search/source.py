@@ -91,10 +91,10 @@ class KernelSource(Protocol):
         """Draw the operands by (seed, problem, draw), before a kernel wants them in its own order. Raises
         UnsupportedError.
 
-        They have what `worker.bench.inputs.Inputs` has: `bytes`, the memory that they take; `copy`, the same values
-        in other memory; `output`, a tensor of the problem's form, filled with NaN; `reference`, the right answer in
-        float32, whose last dimension is the output's. If a call makes several products, `reference` gives a tuple of
-        those, which lie in the output one behind the other: each has to be right.
+        They have what `worker.tuners.common.inputs.Inputs` has: `bytes`, the memory that they take; `copy`, the same
+        values in other memory; `output`, a tensor of the problem's form, filled with NaN; `reference`, the right
+        answer in float32, whose last dimension is the output's. If a call makes several products, `reference` gives a
+        tuple of those, which lie in the output one behind the other: each has to be right.
         """
 
     def operands(self, inputs: Any) -> Any:

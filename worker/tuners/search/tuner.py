@@ -21,11 +21,12 @@ from worker.device import own_cores
 from worker.protocol import Spec
 from worker.protocol.paths import CACHE_ENV
 from worker.tuners.base import Emit, Place, TunerFault
+from worker.tuners.common.helper_process import HelperError
 from worker.tuners.search.compile_pool import CompilePool, CompileResult
 from worker.tuners.search.kernel_store import KernelStore
 from worker.tuners.search.measuring_process import MeasuringProcess
 from worker.tuners.search.measuring_server import serve_measuring
-from worker.tuners.search.messages import Answer, CallBench
+from worker.tuners.search.messages import CallBench
 from worker.tuners.search.options import SearchOptions
 from worker.tuners.search.problem_search import SearchContext
 from worker.tuners.search.source import KernelSource
@@ -124,7 +125,7 @@ class SearchTuner(ABC):
         spent = dict.fromkeys(("inputs", "check", "measure", "compile"), 0.0)
         if not self._measurer.is_alive:
             self._measurer.restart(emit.alive)
-        self._measurer.hang_s = options.hang_s
+        self._measurer.limit_s = options.hang_s
         assert self._measurer.device is not None
         context = SearchContext(
             source=self._source,
@@ -155,7 +156,8 @@ class SearchTuner(ABC):
         if not self._measurer.is_alive:
             self._measurer.restart()
         self._measurer.send(CallBench(method))
-        message = self._measurer.wait_for_answer(CANARY_S)
-        if not isinstance(message, Answer):
-            raise TunerFault("fault", getattr(message, "detail", f"unexpected answer {message!r}"))
-        return message.value
+        try:
+            answer = self._measurer.wait_for_answer(min(CANARY_S, self._measurer.limit_s))
+        except HelperError as e:
+            raise TunerFault("fault", str(e)) from e
+        return answer.value

@@ -16,11 +16,10 @@ from worker.text import byte_words
 from worker.tuners.common.device import Operand
 from worker.tuners.common.operands import (
     CHUNK_BYTES,
-    copies,
+    count_copies,
+    draw_bias,
     draw_rows,
-    float_of,
     generator,
-    levels,
     unpack_codes,
     w_exponent,
     widen_rows,
@@ -64,7 +63,7 @@ class Weights:
         free = self.available()
         if size * ROOM > free:
             raise MemoryError(f"layout {name} of W needs {byte_words(size)}, {byte_words(free)} are available")
-        count = max(1, min(copies(size, self.rotate_bytes), free // 4 // size))
+        count = count_copies(size, self.rotate_bytes, room=free // 4 // size)
         first = _in_layout(self.problem, self.master, name)
         others = [tuple(tensor.clone() for tensor in first) for _ in range(count - 1)]
         self._layouts[name] = [first, *others]
@@ -88,14 +87,15 @@ class Operands:
         """Draw X (and the bias) by the whole problem."""
         numbers = generator(weights.device, "X", problem)
         size = max(1, problem.x_bytes + problem.scale_bytes)
-        count = min(copies(size + problem.w_bytes, weights.rotate_bytes), max(1, weights.available() // 8 // size))
+        room = weights.available() // 8 // size
+        count = count_copies(size + problem.w_bytes, weights.rotate_bytes, room)
         checked, *timed = (
             _operand(draw_rows(problem.scale, problem.dtype, (problem.m,), problem.k, 0, numbers))
             for _ in range(1 + count)
         )
         bias = None
         if problem.bias:
-            bias = levels((problem.n,), numbers).to(float_of(problem.dtype)).mul_(2.0**-7)
+            bias = draw_bias(problem.n, problem.dtype, numbers)
         return cls(problem, weights, checked, timed, bias)
 
     def reference(self, tick: Callable[[], None]) -> torch.Tensor:

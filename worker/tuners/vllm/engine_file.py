@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.families import ENGINE
 from worker.protocol import SpecShape
-from worker.triton_configs.keys import USUAL_KEYS, ranges_served
+from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask
 from worker.tuners.search.choice import Point, weighted_sum, worst_regret

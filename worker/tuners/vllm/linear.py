@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from worker.bench.case import BLOCK8, Case
-from worker.bench.inputs import Inputs, needed_bytes
 from worker.families import ENGINE
 from worker.triton_configs.engine_modules import replaced
 from worker.triton_configs.engine_package import Layer
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, KernelLaunch
+from worker.tuners.common.case import BLOCK8, Case
+from worker.tuners.common.inputs import Inputs, needed_bytes
 from worker.tuners.common.problem import SCALE_BLOCK, UnsupportedError, fp8_of, size_of
 from worker.tuners.search.space import Space, fits_device, launch_identity
 from worker.tuners.search.target import Target

@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from worker.process import exit_words
-from worker.protocol import NodePaths, Row, Spec, SpecShape, Withheld, is_wanted
-from worker.tuners.aiter.blocklist import Blocklist, BlocklistEntry, CandidateId, SlotIdentity, slot_identity
+from worker.protocol import BlockedRecord, NodePaths, Row, Spec, SpecShape, is_wanted
+from worker.tuners.aiter.blocked import BlockedCandidates, BlockedEntry, CandidateId, SlotIdentity, slot_identity
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay import SLICE_S, ReplayOptions, ReplayTuner, conclude, identity, measure, pause
 
@@ -218,7 +218,7 @@ class FaultyTuner(ReplayTuner):
         return super().tune(spec, emit)
 
     def judge(self, spec: Spec) -> None:
-        self._blocklist().take_verdicts(spec.refuted, spec.confirmed)
+        self._blocked().take_verdicts(spec.refuted, spec.confirmed)
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: ReplayOptions, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
@@ -230,12 +230,12 @@ class FaultyTuner(ReplayTuner):
         while fault is not None and fault.held(self.place):
             pause(SLICE_S, emit)
         key = tuple(f"{k}={v}" for k, v in shape.key.items())
-        known = {c.ident: e for c, e in self._blocklist().in_force(spec.family).items() if c.key == key}
-        withheld: list[Withheld] = []
+        known = {c.ident: e for c, e in self._blocked().in_force(spec.family).items() if c.key == key}
+        blocked: list[BlockedRecord] = []
         rows: list[Row] = []
         for n, candidate in enumerate(candidates):
             if entry := known.get(identity(candidate)):
-                withheld.append(entry.as_withheld("blocklist"))
+                blocked.append(entry.to_record("blocklist"))
                 continue
             self._strike(fault, n, shape, emit)
             of_it = (f for f in self.faulty.faults if f.of_candidates)
@@ -243,17 +243,17 @@ class FaultyTuner(ReplayTuner):
                 pause(options.seconds_per_shape / len(candidates), emit)
                 how = strike_apart(own, self.place)
                 emit.row(shape.id, {**candidate, "us": -1.0, "status": "error", "detail": how})
-                withheld.append(self._lose(spec, CandidateId(key, identity(candidate)), how))
+                blocked.append(self._lose(spec, CandidateId(key, identity(candidate)), how))
                 continue
             spoilt = _spoilt(candidate, fault.kind if fault else "")
             rows.append(measure(spoilt, len(candidates), shape, spec.err_ratio, options, emit))
         self._strike(fault, len(candidates), shape, emit)
-        conclude(shape, rows, len(candidates), emit, withheld=withheld)
+        conclude(shape, rows, len(candidates), emit, blocked=blocked)
 
-    def _blocklist(self) -> Blocklist:
+    def _blocked(self) -> BlockedCandidates:
         own = folder_of(self.place) / "replay" / "blocklist.jsonl"
         self._where = self._where or slot_identity(self.place, "replay")  # asks the GPU
-        return Blocklist(Path(self.faulty.blocklist or own), self._where)
+        return BlockedCandidates(Path(self.faulty.blocklist or own), self._where)
 
     def _strike(self, fault: Fault | None, rows: int, shape: SpecShape, emit: Emit) -> None:
         """Let a violent fault happen once so many rows are out."""
@@ -263,16 +263,16 @@ class FaultyTuner(ReplayTuner):
         if fault.kind == "lie":
             emit.tuned(shape.id + 1_000_000, {"us": 1.0})
 
-    def _lose(self, spec: Spec, lost: CandidateId, how: str) -> Withheld:
+    def _lose(self, spec: Spec, lost: CandidateId, how: str) -> BlockedRecord:
         """A candidate that faulted: written down and left out, if the slot proves well. Raises TunerFault."""
         if len(spec.shapes) > 1:
             raise TunerFault("fault", f"candidate {lost.ident[0]}: {how}")
-        (ok, _, words), blocklist = self.canary(), self._blocklist()
+        (ok, _, words), stored = self.canary(), self._blocked()
         if not ok:
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
-        entry = BlocklistEntry(blocklist.where, spec.family, lost, "fault", how, time.time())
-        blocklist.append(entry.as_json())
-        return entry.as_withheld("attempt")
+        entry = BlockedEntry(stored.where, spec.family, lost, "fault", how, time.time())
+        stored.append(entry.as_json())
+        return entry.to_record("attempt")
 
 
 def _spoilt(row: Row, kind: str) -> Row:

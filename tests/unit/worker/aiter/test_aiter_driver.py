@@ -84,7 +84,7 @@ class Bench:
         return Done(done.returncode, [json.loads(line) for line in lines], done.stderr)
 
     @property
-    def blocklist(self) -> list[dict[str, Any]]:
+    def blocked(self) -> list[dict[str, Any]]:
         files = list(self.folder.glob("cache/aiter/*/blocklist.jsonl"))
         return [json.loads(line) for f in files for line in f.read_text().splitlines()]
 
@@ -205,7 +205,7 @@ def test_a_fault_in_a_group_names_shape_and_candidate(tmp_path: Path, date: str)
     for words in ("Memory access fault by GPU node-2", "kernelId=2 splitK=0"):
         assert words in done.ended["detail"]
     assert len(done.rows(1)) >= 2, "earlier measurements are kept"
-    assert at.blocklist == [], "no canary was asked, so nothing is known of the candidate"
+    assert at.blocked == [], "no canary was asked, so nothing is known of the candidate"
     assert at.survivors() == []
 
 
@@ -216,8 +216,8 @@ def test_alone_a_shape_keeps_its_other_candidates(tmp_path: Path, date: str, do:
     done = at.run(ONE, watchdog_s=8 if do == "hang" else 30)
     assert done.status == 0, done.ended
     assert [(r["kernelId"], f"{outcome}: " in r["detail"]) for r in done.rows(0) if r["us"] < 0] == [(2, True)]
-    (withheld,) = done.end()["withheld"]
-    assert (withheld["candidate"][:2], withheld["outcome"], withheld["source"]) == (["2", "0"], outcome, "attempt")
+    (blocked,) = done.end()["withheld"]
+    assert (blocked["candidate"][:2], blocked["outcome"], blocked["source"]) == (["2", "0"], outcome, "attempt")
     assert done.end()["candidate"][0] == str(done.tuned[0]["kernelId"]) != "2"
     (repro,) = at.folder.glob("node/attempts/a1/repro/*")
     assert (repro / "untuned.csv").read_text() == "M,N,K\n32,512,1024\n"
@@ -228,7 +228,7 @@ def test_alone_a_shape_keeps_its_other_candidates(tmp_path: Path, date: str, do:
     assert [len([r for r in again.rows(s) if r["us"] > 0]) for s in range(3)] == [10, 9, 10]
     assert [r["detail"][:9] for r in again.rows(1) if r["us"] < 0] == ["left out:"]
     (at.tree.root / "faults.json").write_text("{}")
-    said = {n: withheld[n] for n in ("key", "candidate", "slot")} | {"family": "a4w4_blockscale"}
+    said = {n: blocked[n] for n in ("key", "candidate", "slot")} | {"family": "a4w4_blockscale"}
     mended = at.run(ONE, attempt="a3", refuted=[said])
     assert "withheld" not in mended.end()
     assert len([r for r in mended.rows(0) if r["us"] > 0]) == 10
@@ -250,7 +250,7 @@ def test_a_hang_ends_at_its_line_and_an_image_condemns_neither_candidate_nor_sha
     done = at.run(THREE[:2], watchdog_s=86400)
     assert (done.ended["outcome"], done.ended["in_flight"]) == (outcome, 1), done.log
     assert said in done.ended["detail"]
-    assert (set(done.failed), at.blocklist, at.survivors()) == (set(), [], [])
+    assert (set(done.failed), at.blocked, at.survivors()) == (set(), [], [])
 
 
 def test_one_candidate_that_the_image_cannot_run_is_one_row(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: P
     done = at.run(ONE)
     assert done.status == 0, done.ended
     assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
-    assert at.blocklist == [], "it is not a shape of the user"
+    assert at.blocked == [], "it is not a shape of the user"
     assert list(at.folder.glob("cache/aiter/*/repro/*/reproduce.sh"))
 
 

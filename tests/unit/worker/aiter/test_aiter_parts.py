@@ -16,10 +16,10 @@ from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.machines.node_files import node_files
 from orchestrator.machines.node_plan import NodePlan
 from tests.support.aiterbuild import CK2, tree
-from worker.aiter_tree.kernels import KernelLists
+from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
-from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, SlotIdentity
+from worker.tuners.aiter.blocked import BlockedEntry, CandidateId, SlotIdentity
 from worker.tuners.aiter.choice import CandidateChoice, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
 from worker.tuners.aiter.modules import clear_stale_locks
@@ -81,7 +81,7 @@ def shimmed(folder: Path, tasks: str, choice: CandidateChoice, func: str = "None
 
 def test_the_shim_leaves_out_what_is_blocked_and_keeps_what_a_candidate_said(tmp_path: Path) -> None:
     five = CandidateId(("256", "1", "2", "3"), ("5", "0", ""))
-    entries = {five: BlocklistEntry(SlotIdentity("s", "i"), "a8w8", five, "fault", "", 1.0)}
+    entries = {five: BlockedEntry(SlotIdentity("s", "i"), "a8w8", five, "fault", "", 1.0)}
     tasks = "[((256, 1, 2, 3), n, 0, '') for n in (4, 5)]"
     printed, steps = shimmed(tmp_path, tasks, CandidateChoice(entries), func="'raises'")
     assert [f"{s['event']} {s['candidate'][0]}" for s in steps] == ["begin 4", "end 4", "blocked 5"]

@@ -8,7 +8,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.protocol import Row
-from worker.tuners.aiter.blocklist import CandidateId
+from worker.tuners.aiter.blocked import CandidateId
 from worker.tuners.aiter.journal import JournalStep, step_row
 from worker.tuners.aiter.rows import KernelNames, to_row
 from worker.tuners.aiter.tables import Tables

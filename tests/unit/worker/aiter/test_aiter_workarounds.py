@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.standins.aiter import change, make_tree
-from worker.aiter_tree.locate import ScratchTree
+from worker.aiter_tree.scratch_tree import ScratchTree
 from worker.families import FAMILIES
 from worker.tuners.aiter.findings import inspect
 from worker.tuners.aiter.workarounds import apply_workarounds, needed_workarounds

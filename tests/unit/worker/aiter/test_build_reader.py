@@ -13,7 +13,7 @@ from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.keys import key_of
 from tests.support.aiterbuild import A4W4 as FAMILY
 from tests.support.aiterbuild import ASM, CK, CK2, line, text, tree
-from worker.aiter_tree import kernels
+from worker.aiter_tree import kernel_lists
 from worker.aiter_tree.kernels import KernelAvailability
 from worker.foreign.runner import KEPT_VARIABLES, Limits
 
@@ -92,7 +92,7 @@ def test_a_list_that_cannot_be_read_is_no_green(
     tmp_path: Path, content: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "within 1 s" in words:
-        monkeypatch.setattr(kernels, "LIMITS", Limits(seconds=1))
+        monkeypatch.setattr(kernel_lists, "LIMITS", Limits(seconds=1))
     root = tree(tmp_path)
     (root / LIST).write_text(content)
     build = Build(root)

@@ -21,9 +21,10 @@ from tests.support.config_tree import tree, values, winners
 from worker.aiter_tree.locate import tree_at
 from worker.bench.child import BackendServer
 from worker.bench.config_set import tree_with_configs
-from worker.bench.runner import CALLS, WARMUP, BackendRunner, Refused, per_call_us
+from worker.bench.runner import CALLS, WARMUP, BackendRunner, per_call_us
 from worker.protocol.bench import BenchOptions, RunRule, Side, draw_rounds, mean_of_runs, needs_more_runs
 from worker.triton_configs.resolve import Resolver
+from worker.tuners.common.helper_process import HelperError, HelperRefused
 
 QUICK = {"sample_s": 0.02, "rotate_mb": 1}
 KEYS: dict[str, dict[str, int | str]] = {
@@ -46,26 +47,26 @@ class Stage:
         self.facts: dict[str, Any] = {}
 
     def inside(self, backend: str, root: Path | None = None, **raw: Any) -> BackendServer:
-        """A backend that was loaded here. Raises Refused."""
+        """A backend that was loaded here. Raises HelperRefused."""
         self.close()
         self.patch.setenv("GEMMFLEET_AITER_ROOT", str(root or ""))
         self.patch.chdir(self.folder)
         child = BackendServer(backend, BenchOptions.parse({**QUICK, **raw}), lambda message: None)
         answer = child.start()
         if answer["is"] != "ready":
-            raise Refused("unavailable", answer["detail"])
+            raise HelperRefused("unavailable", answer["detail"])
         self.facts = answer["facts"]
         return child
 
     def prepare(self, who: BackendServer, family: str) -> dict[str, Any]:
         answer = who.execute({"do": "prepare", "family": family, "key": KEYS[family], "err_ratio": 0.05})
         if answer["is"] == "refused":
-            raise Refused(answer["status"], answer["detail"])
+            raise HelperRefused(answer["status"], answer["detail"])
         return answer
 
     def refused(self, who: BackendServer, family: str, says: str) -> str:
         """The status of a backend that refuses a family for this reason."""
-        with pytest.raises(Refused, match=says) as e:
+        with pytest.raises(HelperError, match=says) as e:
             self.prepare(who, family)
         return e.value.status
 
@@ -142,7 +143,7 @@ def test_a_backend_that_hangs_is_a_row_and_the_next_shape_gets_a_fresh_process(t
     with contextlib.closing(who):
         # a process that is up: on a busy machine its start alone may take longer than the hang is given
         assert who.prepare("a16w16", KEYS["a16w16"], 0.05, 60.0, lambda: None)["status"] == "ok"
-        with pytest.raises(Refused, match="no sign of progress for 8 s") as e:
+        with pytest.raises(HelperError, match="no sign of progress for 8 s") as e:
             who.prepare("a8w8", KEYS["a8w8"], 0.05, 8.0, lambda: None)
         assert e.value.status == "timeout"
         assert who.prepare("a16w16", KEYS["a16w16"], 0.05, 60.0, lambda: None)["status"] == "ok"
@@ -159,7 +160,7 @@ def test_what_raises_or_is_wrong_is_told_and_never_timed(
     assert (found["status"], found["err"] > 0.4) == ("wrong", True)
     assert who.execute({"do": "sample"})["is"] == "refused"
     assert stage.prepare(who, "a16w16")["status"] == "ok"
-    with pytest.raises(Refused, match="cannot be read") as e:
+    with pytest.raises(HelperError, match="cannot be read") as e:
         stage.inside("aiter-triton", root=tmp_path / "none")
     assert e.value.status == "unavailable"
 
@@ -259,7 +260,7 @@ def test_a_trace_leaves_the_warm_up_out_and_kernels_are_selected_by_name(tmp_pat
         ("flash", 1, "no kernel matching 'flash' ran .* there were: .*_gemm_afp4wfp4_kernel"),
         ("", 3, "whole number of times in each of 5 calls"),
     ):
-        with pytest.raises(Refused, match=says):
+        with pytest.raises(HelperError, match=says):
             per_call_us(folder, pattern, warmup, 2)
 
 

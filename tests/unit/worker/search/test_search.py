@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import signal
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,10 @@ from tests.support.search_standin import PROBLEM, Kit, Tile, true_us
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
 from worker.tuners.base import TunerFault
+from worker.tuners.common.helper_process import HelperDied, HelperError, HelperProcess, HelperTimedOut
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.compile_pool import CompileResult
+from worker.tuners.search.forked_process import ForkedProcess
 from worker.tuners.search.kernel_store import KernelStore
 from worker.tuners.search.messages import Answer, CallBench
 from worker.tuners.search.ranker import CandidateRanker, StopRules
@@ -173,6 +179,50 @@ def test_the_shapes_of_a_group_share_compiled_kernels(kit: Make) -> None:
     assert k.run(FIVE) == BEST.name
     assert k.context.jobs_of([second]) == [], "there is nothing left to compile"
     assert k.run(FIVE, task=second) == BEST.name
+
+
+def obey(connection: Connection) -> None:
+    """A helper that answers each job with its length, kills itself, or says nothing any more."""
+    while True:
+        job = connection.recv()
+        if job == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif job == "hang":
+            time.sleep(600)
+        connection.send(len(job))
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "text"),
+    [
+        ("die", HelperDied, "the helper died: it was killed by SIGKILL"),
+        ("hang", HelperTimedOut, "no sign of life for 1 s"),
+    ],
+)
+def test_the_end_of_a_helper_is_an_exception_and_its_successor_works(
+    job: str, error: type[HelperError], text: str
+) -> None:
+    helper = HelperProcess(lambda: ForkedProcess("the helper", obey, {}), 60)
+    helper.start()
+    for _ in range(2):
+        assert helper.send("twelve bytes")
+        assert helper.wait_for_answer() == 12
+        helper.send(job)
+        with pytest.raises(error) as e:
+            helper.wait_for_answer(1.0 if job == "hang" else None)
+        assert (str(e.value), helper.is_alive, helper.answers_owed) == (text, False, 0)
+        helper.start()
+    helper.end()
+
+
+def test_processes_that_died_without_work_are_replaced_and_cost_no_candidate(kit: Make) -> None:
+    k = kit()
+    assert k.run(FIVE[:2])
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
+    assert k.run(FIVE) == BEST.name
+    assert {row["status"] for row in k.rows().values()} == {"ok"}
 
 
 H200 = datasheet_target(90)

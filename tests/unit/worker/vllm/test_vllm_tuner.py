@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.backend_names import backend_name
 from orchestrator.errors import InputError
-from orchestrator.families import backend_name, check_family, check_tuner_options, get_tuner
+from orchestrator.families import check_family, check_tuner_options, get_tuner
 from orchestrator.tables.row_kernels import kind_by_names
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
@@ -26,7 +27,7 @@ from tests.support.search_standin import Kit, StandIn, Timer
 from worker.families import tuner_of
 from worker.protocol import SpecShape
 from worker.triton_configs.engine_package import EngineDevice
-from worker.triton_configs.keys import USUAL_KEYS, Segment, entries_of, ranges_served
+from worker.triton_configs.m_ranges import USUAL_KEYS, ConfigRange, entries_of, ranges_served
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.choice import Point, choose_config, worst_regret
 from worker.tuners.search.compile_pool import CompilePool, CompileResult
@@ -58,13 +59,13 @@ def test_a_key_serves_the_m_that_are_nearest_to_it(keys: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.sampled_from("abc"), st.integers(0, 99)), min_size=1, max_size=10))
 def test_written_keys_give_every_m_what_is_meant_for_it(drawn: list[tuple[int, str, int]]) -> None:
-    segments: list[Segment] = []
+    segments: list[ConfigRange] = []
     first = 1
     for length, values, own in drawn:
-        segments.append(Segment(first, first + length - 1, values, first + own % length if own < 80 else own))
+        segments.append(ConfigRange(first, first + length - 1, values, first + own % length if own < 80 else own))
         first += length
     start, _, values, own = segments[-1]
-    segments[-1] = Segment(start, None, values, own)
+    segments[-1] = ConfigRange(start, None, values, own)
     found = entries_of(segments)
     assert list(found) == sorted(found)
     for m in range(1, first + 120):
@@ -73,10 +74,10 @@ def test_written_keys_give_every_m_what_is_meant_for_it(drawn: list[tuple[int, s
 
 
 def test_usual_ranges_need_no_further_keys_and_a_part_of_one_needs_a_pair() -> None:
-    whole = [Segment(first, last, str(key), key) for key, (first, last) in ranges_served(USUAL_KEYS).items()]
+    whole = [ConfigRange(first, last, str(key), key) for key, (first, last) in ranges_served(USUAL_KEYS).items()]
     assert list(entries_of(whole)) == list(USUAL_KEYS)
-    parts = [Segment(1, 40, "old", 32), Segment(41, 56, "new", 48), Segment(57, 70, "old", 64)]
-    assert list(entries_of([*parts, Segment(71, None, "other", 96)])) == [32, 48, 64, 70, 71, 96]
+    parts = [ConfigRange(1, 40, "old", 32), ConfigRange(41, 56, "new", 48), ConfigRange(57, 70, "old", 64)]
+    assert list(entries_of([*parts, ConfigRange(71, None, "other", 96)])) == [32, 48, 64, 70, 71, 96]
 
 
 def test_noise_counts_against_a_new_config_and_it_must_be_faster_somewhere() -> None:

@@ -1,7 +1,7 @@
-"""A case of a bench: one GEMM as a backend gets it, with its operand format and its cost.
+"""A case: one GEMM as a backend of a bench or a Triton kernel gets it, with its operand format and its cost.
 
-`case_of` makes it from a shape's key columns, for a backend. It is called by the process of a backend (child.py) and
-by the tuner aiter-triton. This module needs no torch: measuring.py draws the operands, backends.py calls the kernels.
+`case_of` makes it from a shape's key columns, for a backend. It is called by the process of a backend
+(worker/bench/child.py) and by the tuner aiter-triton. This module needs no torch: inputs.py draws the operands.
 
 The product is out[M, N] = X[M, K] @ W[N, K]^T; for batched families one such product for each of B. W is stored as N
 rows of K.

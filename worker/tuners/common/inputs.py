@@ -1,6 +1,7 @@
-"""The operands of one case of a bench: drawn from a seed, copied, and multiplied in float32 as the reference.
+"""The operands of one case: drawn from a seed, copied, and multiplied in float32 as the reference.
 
-measuring.py uses them for each backend; the tuners aiter-triton and vllm use them for the same formats.
+A bench uses them for each backend (worker/bench/measuring.py); the tuners aiter-triton and vllm use them for the same
+formats.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
+from worker.tuners.common.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
 from worker.tuners.common.operands import (
+    draw_bias,
     draw_rows,
     float_of,
     generator,
@@ -62,7 +64,7 @@ class Inputs:
         w, ws = _draw_w(case, numbers)
         bias = None
         if case.bias:
-            bias = levels((case.n,), numbers).to(float_of(case.dtype)).mul_(2.0**-7)
+            bias = draw_bias(case.n, case.dtype, numbers)
         return cls(case, x, w, xs, ws, bias)
 
     @property
@@ -116,6 +118,23 @@ class Inputs:
         if scale is None or scale.dim() == 1:
             return [scale] * self.case.b
         return list(scale)
+
+
+Operands = dict[str, Any]
+"""Operands by role (calls.py, ROLES): x, w, xs, ws (scales, or None) and bias."""
+
+
+def stored_operands(inputs: Inputs) -> Operands:
+    """Operands as they were drawn."""
+    return {"x": inputs.x, "w": inputs.w, "xs": inputs.xs, "ws": inputs.ws, "bias": inputs.bias}
+
+
+def plain_operands(inputs: Inputs) -> Operands:
+    """Operands as AITER's Triton wrappers take them: the row scales of W lie along N."""
+    operands = stored_operands(inputs)
+    if inputs.ws is not None and inputs.case.format == ROW8:
+        operands["ws"] = inputs.ws.transpose(-1, -2).contiguous()
+    return operands
 
 
 def needed_bytes(case: Case) -> int:

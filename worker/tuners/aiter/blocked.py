@@ -26,7 +26,7 @@ from typing import Any
 
 from worker.conditions import Gauge
 from worker.device import text_of
-from worker.protocol import BlocklistVerdict, Withheld
+from worker.protocol import BlockedRecord, BlockedVerdict
 from worker.protocol.candidates import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
@@ -93,7 +93,7 @@ class SlotIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class BlocklistEntry:
+class BlockedEntry:
     """A candidate that ended its process on a slot that proved healthy after it."""
 
     where: SlotIdentity
@@ -122,9 +122,9 @@ class BlocklistEntry:
             "confirmed": self.confirmed,
         }
 
-    def as_withheld(self, source: str) -> Withheld:
+    def to_record(self, source: str) -> BlockedRecord:
         """The entry in the record of a shape's end. `source`: `attempt` if it faulted in it, `blocklist` if before."""
-        return Withheld(
+        return BlockedRecord(
             key=list(self.candidate.key),
             candidate=list(self.candidate.ident),
             name=self.candidate.describe(),
@@ -145,9 +145,9 @@ class BlocklistEntry:
         return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
 
 
-def current_entries(path: Path) -> list[BlocklistEntry]:
+def current_entries(path: Path) -> list[BlockedEntry]:
     """The entries of a list that stand, each candidate of a slot once; a broken line is passed over."""
-    entries: dict[tuple[str, CandidateId, str], BlocklistEntry] = {}
+    entries: dict[tuple[str, CandidateId, str], BlockedEntry] = {}
     for raw in _lines(path):
         try:
             candidate = CandidateId.parse(raw)
@@ -176,9 +176,9 @@ def _lines(path: Path) -> Iterator[Any]:
             continue
 
 
-def _parse_entry(raw: Mapping[str, Any], candidate: CandidateId, earlier: BlocklistEntry | None) -> BlocklistEntry:
+def _parse_entry(raw: Mapping[str, Any], candidate: CandidateId, earlier: BlockedEntry | None) -> BlockedEntry:
     """A later fault of a confirmed candidate takes nothing back."""
-    return BlocklistEntry(
+    return BlockedEntry(
         where=SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", ""))),
         family=str(raw["family"]),
         candidate=candidate,
@@ -189,14 +189,14 @@ def _parse_entry(raw: Mapping[str, Any], candidate: CandidateId, earlier: Blockl
     )
 
 
-class Blocklist:
+class BlockedCandidates:
     """The list of one image and chip, as one slot uses it."""
 
     def __init__(self, path: Path, where: SlotIdentity) -> None:
         self._path = path
         self.where = where
 
-    def in_force(self, family: str) -> dict[CandidateId, BlocklistEntry]:
+    def in_force(self, family: str) -> dict[CandidateId, BlockedEntry]:
         """Candidates of the family that this slot leaves out, and on what evidence."""
         now = time.time()
         blocked = {}
@@ -205,14 +205,14 @@ class Blocklist:
                 blocked[entry.candidate] = entry
         return blocked
 
-    def take_verdicts(self, refuted: Sequence[BlocklistVerdict], confirmed: Sequence[BlocklistVerdict]) -> None:
+    def take_verdicts(self, refuted: Sequence[BlockedVerdict], confirmed: Sequence[BlockedVerdict]) -> None:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
         for verdict in refuted:
             self._append_verdict("refuted", verdict)
         for verdict in confirmed:
             self._append_verdict("confirmed", verdict)
 
-    def _append_verdict(self, word: str, verdict: BlocklistVerdict) -> None:
+    def _append_verdict(self, word: str, verdict: BlockedVerdict) -> None:
         self.append(
             {
                 "t": round(time.time(), 3),

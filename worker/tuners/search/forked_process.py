@@ -1,4 +1,4 @@
-"""A process of the search: it compiles, or measures.
+"""A process of the search, forked: it compiles (`compile_pool.py`), or measures (`measuring_process.py`).
 
 The standard library's fork server forks it from a process that has imported torch and triton: that costs tens of
 milliseconds, and they share its memory; it never touched a GPU. Each talks over one pipe, in pickled messages. All end
@@ -24,31 +24,41 @@ PRELOAD = ["worker.tuners.search.device_bench"]
 """Imported once, by the fork server: it imports torch and triton."""
 GRACE_S = 2.0
 """Seconds until a killed process is gone."""
+EXIT_S = 1.0
+"""Seconds from the end of its pipe until a process's exit code is known."""
 Serve = Callable[..., None]
 now = time.monotonic
 """The same clock in all processes of a machine."""
 
 
-class ChildProcess:
-    """One process of the search. `conn` is our end of its pipe."""
+class ForkedProcess:
+    """A forked process as a HelperChannel. `connection`: our end of its pipe."""
 
-    def __init__(self, serve: Serve, env: Mapping[str, str], *args: Any) -> None:
-        """Starts `serve(conn, *args)` with `env` set in it. Raises OSError."""
+    def __init__(self, name: str, serve: Serve, env: Mapping[str, str], *args: Any) -> None:
+        """Starts `serve(connection, *args)` with `env` set in it. `name`: it in a sentence. Raises OSError."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        self.conn, theirs = context.Pipe()
+        self._name = name
+        self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_begin, args=(serve, dict(env), theirs, args), daemon=True)
         self._process.start()
         theirs.close()
+        self.send = self.connection.send
+        self.receive = self.connection.recv
 
-    def await_end(self) -> None:
-        """Wait a moment for a process whose pipe has closed, so that its exit code is known."""
-        self._process.join(1.0)
+    def describe_death(self) -> str:
+        """End a process whose pipe is closed; a sentence of how it ended."""
+        self._process.join(EXIT_S)
+        return f"{self._name} died: {self._end()}"
 
-    def end(self) -> str:
+    def end(self) -> None:
+        """End it by force."""
+        self._end()
+
+    def _end(self) -> str:
         """End it, by force if it has not ended by itself; a text of how it ended."""
         with contextlib.suppress(OSError):
-            self.conn.close()
+            self.connection.close()
         forced = self._process.exitcode is None
         if forced:
             self._process.kill()
@@ -60,12 +70,12 @@ class ChildProcess:
         return "we ended it" if forced else f"it {exit_words(code)}"
 
 
-def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[Any, ...]) -> None:
+def _begin(serve: Serve, env: Mapping[str, str], connection: Connection, args: tuple[Any, ...]) -> None:
     """Main function of the new process: environment, no Ctrl-C (its parent handles it), then `serve`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(env)
     tempfile.tempdir = None  # the server may have looked already
     faulthandler.enable()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the tuner is gone
-        serve(conn, *args)
+        serve(connection, *args)
     os._exit(0)  # exit handlers of libraries may hang

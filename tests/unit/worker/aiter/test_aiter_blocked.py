@@ -1,4 +1,4 @@
-"""The blocklist of candidates: evidence of one slot, image and driver, for a week, or confirmed."""
+"""Blocked candidates: evidence of one slot, image and driver, for a week, or confirmed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.tuners.aiter import blocklist
-from worker.tuners.aiter.blocklist import (
+from worker.tuners.aiter import blocked
+from worker.tuners.aiter.blocked import (
     EXPIRES_S,
-    Blocklist,
-    BlocklistEntry,
+    BlockedCandidates,
+    BlockedEntry,
     CandidateId,
     SlotIdentity,
 )
@@ -21,23 +21,23 @@ HERE = SlotIdentity("0xabc", "sha256:1", "amdgpu 6.14")
 ELSEWHERE = replace(HERE, slot="other")
 NOW = 1_800_000_000.0
 FIRST, SECOND = (CandidateId(("256", "1", "2", "3"), (n, "0", "")) for n in ("4", "5"))
-ENTRY = BlocklistEntry(HERE, "a8w8", FIRST, "fault", "Memory access fault", NOW - 60.0)
+ENTRY = BlockedEntry(HERE, "a8w8", FIRST, "fault", "Memory access fault", NOW - 60.0)
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocklist, "time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr(blocked, "time", SimpleNamespace(time=lambda: NOW))
 
 
-def of(path: Path, *entries: BlocklistEntry) -> Blocklist:
-    made = Blocklist(path / "deep/blocklist.jsonl", HERE)
+def of(path: Path, *entries: BlockedEntry) -> BlockedCandidates:
+    made = BlockedCandidates(path / "deep/blocklist.jsonl", HERE)
     for entry in entries:
         made.append(entry.as_json())
     return made
 
 
 def used(path: Path, where: SlotIdentity = HERE, family: str = "a8w8") -> set[CandidateId]:
-    return set(Blocklist(path / "deep/blocklist.jsonl", where).in_force(family))
+    return set(BlockedCandidates(path / "deep/blocklist.jsonl", where).in_force(family))
 
 
 def test_an_entry_is_used_by_its_own_slot_image_and_driver_for_a_week_unless_confirmed(tmp_path: Path) -> None:
