@@ -133,7 +133,8 @@ wheel: $(VENV)/bin/python ## build dist/gemmfleet-*.whl and .tar.gz, to install 
 # --- the project -------------------------------------------------------------------------------------------------
 
 test: system-packages $(VENV)/.installed-dev ## lint, types and tests; FULL=1 adds the long ones, SYSTEM=1 may install system packages
-	@$(MAKE) --no-print-directory lint types unit
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(VENV)/.installed-dev ## ruff
 	@$(BIN)/ruff check .
@@ -146,8 +147,9 @@ format: $(VENV)/.installed-dev ## let ruff format everything
 types: $(VENV)/.installed-dev ## mypy strict
 	@$(BIN)/mypy
 
-unit: $(VENV)/.installed-dev ## pytest in four processes; ARGS="-n 0 tests/unit/planning/test_planning.py" for one and some
-	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
+# tests of SYSTEM=1 wait for Docker and schedulers most of the time, so two more processes keep the cores busy
+unit: $(VENV)/.installed-dev ## pytest in four processes, six with SYSTEM=1; ARGS="-n 0 tests/unit/planning/test_planning.py" for one and some
+	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n $(if $(SYSTEM),6,4) --dist loadgroup $(ARGS)
 
 planted: $(VENV)/.installed-dev ## plant 40 bugs against the laws, each in a copy: the tests must catch them; ARGS="--only double-key"
 	@$(BIN)/python -m tests.planted $(ARGS)

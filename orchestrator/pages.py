@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from orchestrator.errors import OrchestratorError
 from worker.text import plural
 
+Document = dict[str, Any]
+"""A JSON object that a command prints with --json, or a part of it (docs/reference/files.md, commands.md)."""
 MOST_ROWS = 40
 """A list or a table shows this many entries, unless the caller names another number."""
 ALL = "all with --json"

@@ -35,6 +35,13 @@ def own_device_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     monkeypatch.setenv(LOCKS_ENV, f"{tmp_path_factory.getbasetemp()}/locks-{secrets.token_hex(4)}")
 
 
+def pytest_collection_finish() -> None:
+    """From here on no process writes compiled modules beside a source: tests compare folders. What was compiled while
+    the tests were collected serves the programs that they start."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
 SWITCHES = {"full": "FULL", "system": "SYSTEM", "soak": "SOAK"}
 
 

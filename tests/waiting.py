@@ -12,9 +12,11 @@ PATIENCE_S = 600.0
 
 def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """Poll until `condition()` is true and return its value; AssertionError with `what` if it never is."""
-    until = time.monotonic() + patience_s
+    began = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > until:
+        waited_s = time.monotonic() - began
+        if waited_s > patience_s:
             raise AssertionError(f"not within {patience_s:g} s: {what}")
-        time.sleep(0.02)
+        # a condition may cost as much as a look into a ledger, and what it waits for needs the same cores
+        time.sleep(max(0.02, min(0.2, 0.05 * waited_s)))
     return value

@@ -1,36 +1,23 @@
-"""The command line of `bench` as options of the workers' tuner, with every fault found before a run begins; and sides
-that are images of the worker, in turn on one slot.
+"""The command line of `bench` as options of the workers' tuner, with every fault found before a run begins.
 
-Sides of one node alternate inside its worker (worker/bench/tuner.py). An image is a container, so images alternate pass
-by pass: each pass is a run of its own with one round over all shapes, in an order drawn anew, and equal pass numbers
-are paired. Everything happens on one slot: the first of the first usable node.
+`gemmfleet bench` calls `parse_sides`, then `tuner_options`. A side is a software stack or a config set. Sides of one
+node alternate inside its worker (worker/bench/tuner.py); sides that are images alternate in `image_passes.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from orchestrator.configs.winners import AITER_FOLDER, TABLE, WinnerFile, read_winners
-from orchestrator.controller.prepare import prepare
-from orchestrator.controller.prepared_run import PreparedRun
-from orchestrator.controller.request import RunRequest
-from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.files.read import read_text
-from orchestrator.ledger.reader import LedgerReader, ProfileRow
-from orchestrator.paths import RunPaths, create_run_folder, new_run_id
-from orchestrator.results.bench import BenchResults, environments, join_runs, rule_of, settled_rows
-from orchestrator.shapes.model import render_shapes
+from orchestrator.pages import Document
 from orchestrator.templating import data_folder
 from worker.families import BATCHED
 from worker.protocol.bench import SIDE_NAME, BenchOptions, Side
@@ -55,22 +42,26 @@ def example_suite() -> Path:
 
 
 def tuner_options(
-    compared: Sequence[Side],
+    sides: Sequence[Side],
     backends: Sequence[str],
     table: Path | None = None,
     gluon_from: Path | None = None,
     **plain: Any,
-) -> dict[str, Any]:
-    """The options of the tuner `bench`; no backends: the worker decides by what is there. Raises InputError."""
-    has_config_sets = any(side.configs is not None for side in compared)
+) -> Document:
+    """The options of the tuner `bench` (worker.protocol.bench.Options) as JSON values. `table` and `gluon_from`: files
+    whose text goes with them. `plain`: options that are taken as they are.
+
+    Without `backends` a worker measures those that its software has. Raises InputError.
+    """
+    has_config_sets = any(side.configs is not None for side in sides)
     options = dict(plain)
     names = [name for word in backends for name in word.split(",")]
     if not names and has_config_sets:
         names = [READS_CONFIGS]
     if names:
         options["backends"] = names
-    if compared:
-        options["sides"] = [asdict(side) for side in compared]
+    if sides:
+        options["sides"] = [asdict(side) for side in sides]
     if table:
         options["table"] = _read_table(table)
     if gluon_from:
@@ -193,7 +184,9 @@ def config_sets(words: Sequence[str]) -> dict[str, str]:
 
 
 def _read_config_set(word: str, folder: Path) -> str:
-    """The winners of a run, or the GEMM configs of an AITER, as a document for the worker."""
+    """The winners of a run, or the GEMM configs of an AITER, as JSON for the worker: `{"named": "DIR (3 files, ...)",
+    "winners": [{"kind": ..., "gfx": ..., "shape": ..., "buckets": ...}]}`, or with `"files": {"gemm/x.json": "{...}"}`
+    in place of the winners. Raises InputError."""
     run = folder
     if folder.parts[-2:] == tuple(AITER_FOLDER.split("/")):
         run = folder.parents[1]
@@ -217,7 +210,7 @@ def _read_config_set(word: str, folder: Path) -> str:
     return _document(folder, "files", files)
 
 
-def _describe_winners(file: WinnerFile) -> dict[str, Any]:
+def _describe_winners(file: WinnerFile) -> Document:
     return {
         "kind": file.place.kind.name,
         "gfx": file.place.device.name,
@@ -230,63 +223,3 @@ def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     named = f"{folder} ({plural(len(content), 'file')}, sha256 {digest})"
     return json.dumps({"named": named, what: content}, sort_keys=True)
-
-
-def refuse_other_engines(first: PreparedRun) -> None:
-    """Raise InputError where a node does not run images."""
-    for node in first.nodes:
-        if not find_engine(node.engine).runs_images:
-            raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
-
-
-def run_passes(
-    first: PreparedRun, request: RunRequest, compared: Sequence[Side], drive: Callable[[RunPaths, str], str]
-) -> tuple[BenchResults, str]:
-    """Run passes until the runs agree or none is left; their results, and `finished` or `interrupted`.
-
-    `drive` runs one pass to its end and returns its state. Raises what a run raises.
-    """
-    root = create_run_folder(request.runs, f"bench-{new_run_id(time.time())}")
-    node = first.nodes[0]
-    slot = node.slots[0]
-    gpus = [int(slot)] if node.devices[slot]["HIP_VISIBLE_DEVICES"] else 0
-    inventory = one_slot(first.inventory_path, root.root / "inventory.yaml", node.node, gpus)
-    rule = rule_of(request.options)
-    order = random.Random(root.run)
-    shapes = list(first.listed.shapes)
-    rows: list[ProfileRow] = []
-    stacks: dict[str, dict[str, Any]] = {side.name: {} for side in compared}
-
-    def results_so_far() -> BenchResults:
-        found = join_runs(rows, rule, list(stacks))
-        return BenchResults(root, first.family, found, stacks, len(first.listed.shapes))
-
-    for number in range(rule.runs + rule.extra):
-        if number >= rule.runs:
-            unstable = {result.key for result in results_so_far().found if result.status == "unstable"}
-            shapes = [shape for shape in shapes if shape.key in unstable]
-        if not shapes:
-            break
-        shapes_file = root.root / f"shapes-{number + 1}.csv"
-        shapes_file.write_text(render_shapes((shape.key for shape in shapes), first.family))
-        for side in order.sample(compared, len(compared)):
-            options = {**request.options, "sides": [asdict(side)], "runs": 1, "extra": 0, "first": number}
-            of_pass = replace(
-                request, shapes=shapes_file, inventory=inventory, image=side.image, limit=None, options=options
-            )
-            paths = prepare(of_pass).create()
-            state = drive(paths, f"pass {number + 1}, {side.name} ({side.image})")
-            with LedgerReader.open_readonly(paths.ledger) as ledger:
-                rows += settled_rows(ledger)
-                stacks |= environments(ledger)
-            if state != "finished":
-                return results_so_far(), "interrupted"
-    return results_so_far(), "finished"
-
-
-def one_slot(source: Path, path: Path, node: str, gpus: list[int] | int) -> Path:
-    """Write an inventory with one node of another one, and one of its GPUs."""
-    raw = yaml.safe_load(source.read_text())
-    raw["nodes"] = {node: {**((raw.get("nodes") or {}).get(node) or {}), "gpus": gpus}}
-    path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    return path

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.bench import request as bench_request
+from orchestrator.bench.image_passes import refuse_other_engines, run_passes
 from orchestrator.cli.bench_page import bench_page
 from orchestrator.cli.driving import make_request, start
 from orchestrator.cli.live_view import make_view
@@ -138,7 +139,7 @@ def _bench_images(prepared: PreparedRun, request: RunRequest, sides: Sequence[Si
     """Bench two or more images in turn, and return the report. Raises what a run raises."""
     if flags.detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")
-    bench_request.refuse_other_engines(prepared)
+    refuse_other_engines(prepared)
     if flags.plan:
         return plan_page(prepared)
     show_notes(prepared, quiet=flags.json_)
@@ -148,6 +149,6 @@ def _bench_images(prepared: PreparedRun, request: RunRequest, sides: Sequence[Si
         with contextlib.closing(make_view(quiet=flags.json_)) as view:
             return drive_run(paths, view)
 
-    results, state = bench_request.run_passes(prepared, request, sides, drive_pass)
+    results, state = run_passes(prepared, request, sides, drive_pass)
     results.write()
     return bench_page(results, state)

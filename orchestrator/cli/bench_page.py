@@ -20,7 +20,7 @@ from worker.text import plural
 
 def bench_page(bench: BenchResults, state: str) -> Page:
     """Return the report of a bench; the exit code is 1 if a shape has no number or a backend was at fault."""
-    missing = missing_results(bench.found)
+    missing = missing_results(bench.results)
     devices = sorted({str(stack.get("device", "")) for stack in bench.stacks.values()} - {""})
     is_on_cpu = any(str(stack.get("gfx", "")).startswith("cpu") for stack in bench.stacks.values())
     code = EXIT_CODES[state]
@@ -35,22 +35,22 @@ def bench_page(bench: BenchResults, state: str) -> Page:
             "devices": devices,
             "cpu": is_on_cpu,
             "environments": bench.stacks,
-            "rows": [_document_of(result, bench.family) for result in bench.found],
+            "rows": [_document_of(result, bench.family) for result in bench.results],
             "missing": missing,
             "failed": describe_failures(bench.failed),
             "files": result_files(bench.paths),
         },
         code,
     )
-    add_results(page, bench.found)
+    add_results(page, bench.results)
     for item in missing:
         where = f" in {item['env']}" if item["env"] else ""
         page.line(f"{item['backend']}{where}: {item['status']} for {plural(item['shapes'], 'shape')}: {item['detail']}")
-    with_result = {result.key for result in bench.found}
+    with_result = {result.key for result in bench.results}
     for shape in bench.failed:
         if shape.key not in with_result:
             page.line(f"! {describe(shape.key)} failed: {shape.reason}: {shape.detail}")
-    for timer in sorted({result.timer for result in bench.found} - {"", *TIMERS}):
+    for timer in sorted({result.timer for result in bench.results} - {"", *TIMERS}):
         page.line(f"timed plainly, as in the FP4 guide ({timer}): noisier than without --iters")
     page.line(*(f"measured on {'the CPU ' if is_on_cpu else ''}{device}" for device in devices))
     page.line(_summarize(bench, state), *(f"  {path}" for path in result_files(bench.paths).values()))
@@ -59,7 +59,7 @@ def bench_page(bench: BenchResults, state: str) -> Page:
 
 
 def _summarize(bench: BenchResults, state: str) -> str:
-    statuses = Counter(result.status for result in bench.found)
+    statuses = Counter(result.status for result in bench.results)
     text = f"run {bench.paths.run} {state}: {plural(bench.total, 'shape')}, {bench.measured} with a number"
     if statuses["unstable"]:
         text += f"; {plural(statuses['unstable'], 'result')} whose runs disagree (~)"
@@ -71,7 +71,7 @@ def _summarize(bench: BenchResults, state: str) -> str:
 def _next_command(bench: BenchResults, state: str) -> str:
     if state != "finished" and bench.measured < bench.total:
         return f"resume {bench.paths.named}"
-    measured = {result.env for result in bench.found}
+    measured = {result.env for result in bench.results}
     sides = [env for env in bench.stacks if env and env in measured]
     if len(sides) > 1:
         return f"compare {' '.join(quote(str(bench.paths.root / f'{env}.csv')) for env in sides[:2])}"

@@ -13,8 +13,7 @@ from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
-from orchestrator.results.gain import gain as gain_of
-from orchestrator.results.gain import times_before
+from orchestrator.results.gain import gain_of_workload, times_before
 from orchestrator.shapes.aiter_log import read_calls
 from orchestrator.shapes.model import describe
 from worker.text import and_more, plural
@@ -41,7 +40,8 @@ def gain(
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
         calls = read_calls(workload, family)
-        won = gain_of(ledger, calls, times_before(paths, ledger, before, family), family)
+        winners = ledger.winners()
+        won = gain_of_workload(winners, calls, times_before(paths, winners, before, family), family)
     if not won.rows:
         raise InputError(
             f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload} has a time before the run; name the"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.cli.printer import console, plain
 from orchestrator.cli.status_rows import AWAY, StatusRow, describe_rest, needs_look, node_row, shows_nodes, slot_rows
-from orchestrator.view.formatting import describe_time_left, describe_wait
+from orchestrator.view.formatting import describe_time_left, describe_uncounted_wait
 from orchestrator.view.status import NodeStatus, RunStatus
 from worker.text import plural
 
@@ -78,7 +78,7 @@ def _describe_left(status: RunStatus) -> str:
     if status.eta_s is None or status.counts.settled >= status.counts.total:
         return ""
     low, high = status.eta_range_s or (status.eta_s, status.eta_s)
-    return f"{describe_time_left(low, status.eta_s, high)} left{describe_wait(status.waits_for)}"
+    return f"{describe_time_left(low, status.eta_s, high)} left{describe_uncounted_wait(status.waits_for)}"
 
 
 class RichView:

@@ -17,7 +17,7 @@ from orchestrator.pages import Page
 from orchestrator.paths import RunConfig
 from orchestrator.planning.plan import Plan, seconds_of
 from orchestrator.shapes.model import describe
-from orchestrator.view.formatting import describe_time_left, describe_wait
+from orchestrator.view.formatting import describe_time_left, describe_uncounted_wait
 from worker.text import and_more, plural
 
 MOST_NAMES = 20
@@ -176,7 +176,7 @@ def _where(plan: Plan) -> str:
 
 def _how_long(plan: Plan) -> str:
     """Return the expected duration of a plan in words, and what the run waits for before it can start."""
-    waits_for = describe_wait(plan.waits_for)
+    waits_for = describe_uncounted_wait(plan.waits_for)
     if not plan.known:
         return f"how long it takes is not known{waits_for}"
     left = describe_time_left(plan.range_s[0], plan.end_s, plan.range_s[1])

@@ -21,7 +21,7 @@ from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Page
 from orchestrator.paths import RunPaths
-from orchestrator.results.recheck import Recheck, judge, write_rows
+from orchestrator.results.recheck import Recheck, judge_rows, write_rows
 from orchestrator.results.run_end import end_run
 from orchestrator.shapes.model import describe, write_list
 from worker.text import plural
@@ -74,7 +74,7 @@ def recheck(
     if error is not None:
         raise error
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        checked = judge(ledger, paths.recheck)
+        checked = judge_rows(ledger, paths.recheck)
     page = _checked_page(checked)
     page.code = EXIT_CODES[state]
     runs = [paths]

@@ -17,7 +17,9 @@ from orchestrator.cli.printer import plain
 from orchestrator.errors import InputError
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, create_run_folder, new_run_id
-from orchestrator.results.selftest import ENDING_S, NOT_HELD, NOT_TRIED, OUTCOMES, NodeTrial, node_of, pack, tried
+from orchestrator.results.selftest import NOT_HELD, NOT_TRIED, OUTCOMES, try_statements
+from orchestrator.results.selftest_bundle import write_bundle
+from orchestrator.results.selftest_trial import ENDING_S, NodeTrial, find_node
 
 
 def selftest(
@@ -37,7 +39,7 @@ def selftest(
         raise InputError(f"{out}: exists already: name another file with -o")
     if not out.parent.is_dir():
         raise InputError(f"{out}: its folder does not exist: name another file with -o")
-    node_of(inventory, node)  # refuses an inventory without the node
+    find_node(inventory, node)  # refuses an inventory without the node
     folder = create_run_folder(runs.absolute(), f"selftest-{new_run_id(time.time())}").root
     trial = NodeTrial(folder, inventory, node, 60.0 * minutes - ENDING_S)
     rows = _try_statements(trial)
@@ -45,7 +47,7 @@ def selftest(
     page = Page({"statements": rows, "counts": counts, "bundle": str(out)}, _exit_code(trial, counts, len(rows)))
     page.table(("", *list(rows[0])[1:]), _without_repeated_reasons(rows))
     page.line(", ".join(f"{n} {outcome}" for outcome, n in counts.items()), f"  {out}", f"  runs: {folder}")
-    pack(trial, json.dumps(page.document, indent=1, ensure_ascii=False), out)
+    write_bundle(trial, json.dumps(page.document, indent=1, ensure_ascii=False), out)
     return page
 
 
@@ -54,7 +56,7 @@ def _try_statements(trial: NodeTrial) -> list[dict[str, Any]]:
     rows = []
     before = signal.signal(signal.SIGINT, trial.interrupt)
     try:
-        for row in tried(trial):
+        for row in try_statements(trial):
             rows.append(row)
             print(plain(f"{row['number']:2} {row['outcome']}: {row['statement']}"), file=sys.stderr, flush=True)
     finally:

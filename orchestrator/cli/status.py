@@ -25,6 +25,8 @@ from worker.text import plural
 
 MOST_NODES = 40
 """Number of nodes above which the others are summed up."""
+WIDTH_SINCE = 11
+"""Characters of the column `for`: those of `59 min 59 s`. It is wider for a shape that began more than 100 h ago."""
 LOOK_S = 0.5
 """Seconds between two looks of `status --watch`."""
 
@@ -54,7 +56,7 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     snapshot = RunSnapshot(paths)
     status = snapshot.status()
-    screen = _Screen(status)
+    screen = Screen(status)
     screen.show_run(paths)
     polled = {plan.node for plan in snapshot.plans}
     for node in status.nodes:  # leases: the controller's word is all that we have
@@ -65,7 +67,7 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     screen.show_rest(paths)
 
 
-class _Screen:
+class Screen:
     """Prints a status line by line: `show_run`, then `show_node` for each node as it answers, then `show_rest`."""
 
     def __init__(self, status: RunStatus) -> None:
@@ -74,8 +76,10 @@ class _Screen:
         self._shows_nodes = shows_nodes(status.nodes)
         self._shown: list[NodeStatus] = []
         """Nodes with a row. If there are too many slots, those that need a look."""
-        widest = max([4, *(len(plain(node.name)) for node in status.nodes)])
-        self._form = f"{{:{widest}}}  {{:>4}}  {{:15}}  {{:>{len(status.done)}}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
+        name = max([4, *(len(plain(node.name)) for node in status.nodes)])
+        since = max([WIDTH_SINCE, *(len(row.since) for node in status.nodes for row in slot_rows(node))])
+        done = len(status.done)
+        self._form = f"{{:{name}}}  {{:>4}}  {{:15}}  {{:>{done}}}  {{:>6}}  {{:{since}}}  {{:30}}  {{}}"
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(plain(text), style=style, soft_wrap=True)

@@ -38,6 +38,8 @@ FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""
 MOST_KEYS = 8
 """Keys that a finding names."""
+LEAST_LOOKED_AT = 16
+"""Fewer files are looked at by one process: a further one takes seconds to import torch and to load the engine."""
 LOOK_LIMITS = Limits(seconds=600, memory=16 << 30)
 """For a core's share of the files: all files of vLLM are looked up in 22 s of CPU; the rest is for a busy machine."""
 WITHOUT_LAUNCHER = "int4_w4a16"
@@ -102,8 +104,9 @@ def _check_in_parts(
     env = cache_of_triton()
     if override:
         env[OVERRIDE] = str(override.absolute())
-    # a process loads the engine once for each device: if it does not compile, that is nearly all of its time
-    size = COMPILED_AT_ONCE if compiling else ceil(len(files) / len(os.sched_getaffinity(0)))
+    size = COMPILED_AT_ONCE
+    if not compiling:
+        size = max(LEAST_LOOKED_AT, ceil(len(files) / len(os.sched_getaffinity(0))))
     top = override or package.folder.parent
     calls = [(package.folder, top, compiling, part) for part in parts_of(files, size)]
 

@@ -32,7 +32,7 @@ from orchestrator.machines.node_files import worker_code
 from orchestrator.machines.node_plan import NodePlan
 from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.policy import Policy
-from orchestrator.results.export import export, provenance
+from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
 from orchestrator.transport.base import Transport
 from orchestrator.view.header import RunHeader
@@ -101,7 +101,7 @@ def _end(paths: RunPaths, config: RunConfig, ledger: Ledger, watcher: Watcher, s
     inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
     code, _ = worker_code(recorded_tuner(config.tuner).worker_package)
     results = RunResults.read(ledger)
-    export(results, paths, provenance(results, config, inventory_sha256=inventory, code_sha=code))
+    export(results, paths, make_provenance(results, config, inventory_sha256=inventory, code_sha=code))
     report_faults(ledger, watcher)
 
 

@@ -46,10 +46,7 @@ class Counts:
     @classmethod
     def of(cls, state: State, total: int, skipped: int) -> Counts:
         """The counts of a run; total = tuned + skipped + failed + running + pending."""
-        slots = [slot for node in state.nodes.values() for slot in node.slots.values()]
-        currents = [state.attempts[slot.running].current for slot in slots if slot.running]
-        in_flight = {shape for shape in currents if shape is not None}
-        running = sum(1 for shape in in_flight if state.shapes[shape].state == "pending")
+        running = sum(1 for shape in state.shapes_in_flight if state.shapes[shape].state == "pending")
         pending = total - skipped - state.tuned - state.failed - running
         return cls(total, state.tuned, skipped, state.failed, running, pending)
 
@@ -346,13 +343,13 @@ class LedgerReader:
     def slots(self) -> list[SlotInfo]:
         """The latest that the workers reported, by slot."""
         rows = self.query("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
-        return [SlotInfo(n, s, json.loads(i or "{}"), json.loads(d or "{}")) for n, s, i, d in rows]
+        return [SlotInfo(n, s, _object_in(i), _object_in(d)) for n, s, i, d in rows]
 
     def slot(self, node: str, slot: str) -> SlotInfo:
         """The latest that one slot's workers reported; empty if they reported nothing."""
         rows = self.query("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
         info, device = rows[0] if rows else ("", "")
-        return SlotInfo(node, slot, json.loads(info or "{}"), json.loads(device or "{}"))
+        return SlotInfo(node, slot, _object_in(info), _object_in(device))
 
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
         """Next byte to read of each (stream, slot) of a node; streams that are not listed begin at 0."""
@@ -364,14 +361,19 @@ class LedgerReader:
         with self.snapshot():
             shapes = self.replayed.shapes
             winners: dict[int, ProfileRow] = {}
-            for raw in self._each(f"{_ROW} WHERE r.winner=1 ORDER BY r.id"):
-                _, attempt, id_, *_ = raw
-                shape = shapes.get(id_)
-                if shape is not None and shape.state == "tuned" and shape.attempt == attempt:
-                    winners.setdefault(id_, _row(raw))
-            if not all(0 < row.us < inf for row in winners.values()):
-                raise ValueError("a winner without a time")  # `__exit__` names it
+            for row in self.winner_rows():
+                shape = shapes.get(row.shape)
+                if shape is not None and shape.state == "tuned" and shape.attempt == row.attempt:
+                    winners.setdefault(row.shape, row)
         return [winners[id_] for id_ in sorted(winners)]
+
+    def winner_rows(self, after: int = 0) -> Iterator[ProfileRow]:
+        """The winners of all attempts, whether they settled their shape or not, in the order of arrival. `after`: only
+        those with an id above this."""
+        for row in map(_row, self._each(f"{_ROW} WHERE r.winner=1 AND r.id>? ORDER BY r.id", (after,))):
+            if not 0 < row.us < inf:
+                raise ValueError("a winner without a time")  # `__exit__` names it
+            yield row
 
     def noise(self, attempt: str, shape: int) -> float:
         """The spread of an attempt's winner if it is noisy: its last time differs from its own first time by more than
@@ -379,7 +381,7 @@ class LedgerReader:
         for extra, first_us, first_spread, us, spread in self.query(_FIRST_AND_LAST, (attempt, shape)):
             first = Time(first_us, first_spread)
             last = Time(us, spread)
-            more = json.loads(extra or "{}")
+            more = _object_in(extra)
             if is_noisy(first, last) and "run" not in more and not keeps_today(more):
                 return spread_of_noisy(first, last)
         return 0.0
@@ -420,6 +422,14 @@ class LedgerReader:
         return ran, [candidate for candidate in latest if candidate.verdict == "faulted"]
 
 
+def _object_in(cell: str | None) -> dict[str, Any]:
+    """The JSON object in a cell, empty for an empty one. Raises TypeError: then `__exit__` tells what is damaged."""
+    value = json.loads(cell or "{}")
+    if not isinstance(value, dict):
+        raise TypeError(f"is not an object: {cell!r}")
+    return value
+
+
 def _shape_state(state: State, id_: int, key: tuple[int | str, ...]) -> ShapeState:
     """A shape that the state has, with the attempt that settled it."""
     shape = state.shapes[id_]
@@ -453,13 +463,13 @@ def keeps_today(row: Row) -> bool:
 
 
 def _report(device: str | None, exit: int | None, spent: str | None, conditions: str | None) -> Report:
-    return Report(json.loads(device or "{}"), exit, json.loads(spent or "{}"), json.loads(conditions or "{}"))
+    return Report(_object_in(device), exit, _object_in(spent), _object_in(conditions))
 
 
 def _row(raw: Any) -> ProfileRow:
     id_, attempt, shape, key, node, slot, t, winner, gfx, cu_num, note, extra, *values = raw
     row = {field.name: value for field, value in zip(database.COLUMNS, values, strict=True) if value is not None}
-    row |= json.loads(extra or "{}")
+    row |= _object_in(extra)
     return ProfileRow(id_, attempt, shape, tuple(json.loads(key)), node, slot, t, bool(winner), gfx, cu_num, note, row)
 
 

@@ -356,6 +356,17 @@ class State:
         known = self.attempts.get(attempt)
         return (known.sent_at, known.seq) if known is not None else (0.0, 0)
 
+    @property
+    def slots(self) -> list[Slot]:
+        """All slots, by node."""
+        return [slot for node in self.nodes.values() for slot in node.slots.values()]
+
+    @property
+    def shapes_in_flight(self) -> set[int]:
+        """The shapes that slots measure now, settled ones among them."""
+        currents = [self.attempts[slot.running].current for slot in self.slots if slot.running]
+        return {shape for shape in currents if shape is not None}
+
     def slot(self, node: str, name: str) -> Slot | None:
         known = self.nodes.get(node)
         return known.slots.get(name) if known is not None else None

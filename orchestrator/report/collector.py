@@ -1,13 +1,21 @@
-"""Makes the document of a report page from a run's ledger, and updates it during the run."""
+"""Makes the document of a report page from a run's ledger, and updates it during the run.
+
+`page.py` draws the document as a file, `live.py` sends its changes to a browser. Its sections are made by the other
+modules of this room and by `view/`; this one puts them together.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
 
 from orchestrator.command_hints import program
-from orchestrator.ledger.reader import LedgerReader, Replay
+from orchestrator.ledger.blocked import BlockedCandidate
+from orchestrator.ledger.reader import LedgerReader, Replay, ShapeState, SlotInfo
+from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths, holder
+from orchestrator.planning.estimate import Range
+from orchestrator.policy.model import State
 from orchestrator.report.figures import rounded
 from orchestrator.report.measured import Measurements
 from orchestrator.report.noise import compare_canaries, noise
@@ -15,9 +23,9 @@ from orchestrator.report.origin import describe_origin, stamp
 from orchestrator.report.previous_table import PreviousTable, gain_over, read_previous_table
 from orchestrator.report.shape_table import Roofs, by_backend, columns, shape_rows
 from orchestrator.report.summary import describe_next, describe_outcome, describe_request
-from orchestrator.results.export import unpromised
+from orchestrator.results.export import describe_unpromised
 from orchestrator.results.gain import noise_note
-from orchestrator.view.formatting import describe_time_left, describe_wait, describe_work_time
+from orchestrator.view.formatting import describe_time_left, describe_uncounted_wait, describe_work_time
 from orchestrator.view.header import RunHeader
 from orchestrator.view.history import failures, incidents
 from orchestrator.view.slot_speed import describe_flags
@@ -39,6 +47,7 @@ class Collector:
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
         self.config = RunConfig.read(paths.config)
+        self._is_bench = recorded_tuner(self.config.tuner).side_by_side
         self._measured: Measurements | None = None
         self._replay = Replay()
         self._table_before: tuple[object, PreviousTable] | None = None
@@ -50,7 +59,7 @@ class Collector:
             newest = ledger.query("SELECT (SELECT max(id) FROM journal), (SELECT max(id) FROM rows)")[0]
             return (*newest, self._state(ledger), self._merge_stamp())
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """Everything that the page shows, as JSON values. Texts are as stored: the page makes them safe."""
         with self._open() as ledger, ledger.snapshot():
             if self._measured is None:
@@ -79,97 +88,115 @@ class Collector:
             self._table_before = (merge_stamp, table)
         return self._table_before[1]
 
-    def _make_document(self, ledger: LedgerReader, measured: Measurements) -> dict[str, Any]:
+    def _make_document(self, ledger: LedgerReader, measured: Measurements) -> Document:
         config = self.config
-        run = self.paths.named
-        word = self._state(ledger)
-        now = time.time()
         state = ledger.replayed
-        going = word in UNFINISHED
+        run_state = self._state(ledger)
+        is_going = run_state in UNFINISHED
+        now = time.time()
         start = config.created if state.first_t is None else state.first_t
-        end = now if going else float(ledger.meta("ended") or state.last_t or config.created)
+        end = now
+        if not is_going:
+            end = float(ledger.meta("ended") or state.last_t or config.created)
         end = max(end, state.last_t or end)
         header = RunHeader.of(ledger, config, {})
         before = self._previous_table(ledger)
-        old_us = _old_times(ledger, measured, before)
+        slots = ledger.slots()
+        devices = [device for device in (slot.device or slot.info for slot in slots) if device]
         sessions = sessions_until(state, end)
-        devices = [device for device in (slot.device or slot.info for slot in ledger.slots()) if device]
-        roofs = Roofs.of(ledger.family, devices)
-        backends = by_backend(measured)
-        eta = time_left(state, header, now, driven=True) if going and state.nodes else None
-        left = ""
-        if eta is not None:
-            left = describe_time_left(eta.low_s, eta.mid_s, eta.high_s) + describe_wait(awaited(state))
+        eta = time_left(state, header, now, driven=True) if is_going and state.nodes else None
+        left = _describe_left(eta, state)
         unconfirmed = ledger.unconfirmed()
         counts = ledger.counts()
-        bench = recorded_tuner(config.tuner).side_by_side
+        bench = self._is_bench
         device_names = sorted({str(device["device"]) for device in devices if device.get("device")})[:MOST_DEVICES]
         winners = measured.winners.values()
-        sentences = [
-            describe_request(config, counts.total, attempts_by_slot(state), device_names, bench=bench),
-            describe_outcome(word, counts, describe_work_time(sessions), winners, len(unconfirmed), bench=bench),
-            describe_next(word, counts, left, run, ledger.failures(), before, bench=bench),
-            *self._notes(ledger, measured, header, going=going, bench=bench),
-        ]
+        worked = describe_work_time(sessions)
         return {
             "format": FORMAT,
             "run": self.paths.run,
-            "name": run,
+            "name": self.paths.named,
             "program": program(),
-            "state": word,
-            "going": going,
+            "state": run_state,
+            "going": is_going,
             "made": stamp(now),
             "family": ledger.family.name,
             "tuner": config.tuner,
-            "sentences": sentences,
+            "sentences": [
+                describe_request(config, counts.total, attempts_by_slot(state), device_names, bench=bench),
+                describe_outcome(run_state, counts, worked, winners, len(unconfirmed), bench=bench),
+                describe_next(run_state, counts, left, self.paths.named, ledger.failures(), before, bench=bench),
+                *self._doubts(measured, header, slots, state, is_going=is_going),
+            ],
             "counts": counts.to_json(),
             "eta_s": rounded(eta.mid_s if eta else None, 3),
             "worked_s": rounded(sum(until - begin for begin, until in sessions) if sessions else None, 6),
             "sessions": len(sessions),
-            "columns": columns(ledger.family, measured.keys),
-            "shapes": shape_rows(ledger, measured, [backend["name"] for backend in backends], old_us, roofs),
-            "backends": backends,
-            "roof": roofs.document(measured.keys),
-            "roof_note": roofs.note,
-            "earlier": {
-                "source": before.source,
-                "note": before.note,
-                "counts": before.counts,
-                **{name: rounded(value) for name, value in gain_over(measured.winners, old_us).items()},
-            },
+            **_table_of_shapes(ledger, measured, before, devices),
             "fleet": timeline(state, header.named, start, end),
-            "failures": failures(ledger, header.named, run),
+            "failures": failures(ledger, header.named, self.paths.named),
             "incidents": incidents(state, self.paths),
-            "unconfirmed": [
-                {
-                    "id": shape.id,
-                    "shape": header.named(shape.id),
-                    "where": f"{shape.node} slot {shape.slot}",
-                    "detail": shape.detail,
-                    "withheld": [f"{candidate.name}: {candidate.outcome}" for candidate in blocked],
-                }
-                for shape, blocked in unconfirmed
-            ],
+            "unconfirmed": [_unconfirmed_shape(shape, blocked, header) for shape, blocked in unconfirmed],
             "noise": noise(winners, state, ledger.reports()),
             "gpus": compare_canaries(state, start),
-            "origin": describe_origin(ledger, config, self.paths),
+            "origin": describe_origin(ledger, slots, winners, config, self.paths),
         }
 
-    def _notes(
-        self, ledger: LedgerReader, measured: Measurements, header: RunHeader, *, going: bool, bench: bool
+    def _doubts(
+        self, measured: Measurements, header: RunHeader, slots: Sequence[SlotInfo], state: State, *, is_going: bool
     ) -> list[str]:
         """Sentences on what is doubtful: once the run has ended, an AITER that we do not know and noisy winners (of a
         bench, whose results are means, none is noisy); always, slots that stand out."""
         notes = []
-        if not going:
-            notes += unpromised(ledger)
-        if not going and not bench:
+        if not is_going:
+            notes += describe_unpromised(slots)
+        if not is_going and not self._is_bench:
             noisy = [header.named(shape) for shape, winner in measured.winners.items() if winner.noisy]
             if noisy:
                 notes.append(noise_note(noisy, self.paths.named))
-        flags = describe_flags(ledger.replayed)
-        notes += [f"compared with the other GPUs, {flag}" for flag in flags[:MOST_FLAGS]]
+        notes += [f"compared with the other GPUs, {flag}" for flag in describe_flags(state)[:MOST_FLAGS]]
         return [f"{note[:1].upper()}{note[1:]}." for note in notes]
+
+
+def _describe_left(eta: Range | None, state: State) -> str:
+    """`about 2 min 05 s, not counting the wait for n1`; "" if the time left is not known."""
+    if eta is None:
+        return ""
+    return describe_time_left(eta.low_s, eta.mid_s, eta.high_s) + describe_uncounted_wait(awaited(state))
+
+
+def _table_of_shapes(
+    ledger: LedgerReader, measured: Measurements, before: PreviousTable, devices: Sequence[Document]
+) -> Document:
+    """The table, the figures of the backends and the roofline that are drawn beside it, and the gain over the table
+    before the run."""
+    old_us = _old_times(ledger, measured, before)
+    roofs = Roofs.of(ledger.family, devices)
+    backends = by_backend(measured)
+    gain = gain_over(measured.winners, old_us)
+    return {
+        "columns": columns(ledger.family, measured.keys),
+        "shapes": shape_rows(ledger, measured, [backend["name"] for backend in backends], old_us, roofs),
+        "backends": backends,
+        "roof": roofs.document(measured.keys),
+        "roof_note": roofs.note,
+        "earlier": {
+            "source": before.source,
+            "note": before.note,
+            "counts": before.counts,
+            **{name: rounded(value) for name, value in gain.items()},
+        },
+    }
+
+
+def _unconfirmed_shape(shape: ShapeState, blocked: Sequence[BlockedCandidate], header: RunHeader) -> Document:
+    return {
+        "id": shape.id,
+        "shape": header.named(shape.id),
+        "where": f"{shape.node} slot {shape.slot}",
+        "detail": shape.detail,
+        "withheld": [f"{candidate.name}: {candidate.outcome}" for candidate in blocked],
+    }
 
 
 def _old_times(ledger: LedgerReader, measured: Measurements, before: PreviousTable) -> dict[int, float]:

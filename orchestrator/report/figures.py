@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import geometric_mean
-from typing import Any
 
 import numpy as np
+
+from orchestrator.pages import Document
 
 
 def rounded(x: float | None, digits: int = 5) -> float | None:
@@ -23,7 +24,7 @@ def geomean(xs: Sequence[float]) -> float | None:
     return geometric_mean(xs) if xs else None
 
 
-def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
+def five_numbers(xs: Sequence[float]) -> Document:
     """n, min, q1, median, q3, max, geomean; only n if there are no numbers."""
     if not xs:
         return {"n": 0}

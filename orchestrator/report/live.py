@@ -1,10 +1,14 @@
-"""The ASGI application for a run: it serves the page and a stream of changes to its document."""
+"""The live page of a run: a server that sends the page, and then each change of its document.
+
+`gemmfleet report --live` makes a `PageServer` and calls `run`. A `DocumentWatch` collects the document of the run again
+whenever the run changed (`collector.py`); a browser gets the page with one document, and asks `/events` for the changes
+since that one. `guard.py` decides who may connect.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import socket
 import sys
 import time
@@ -14,46 +18,54 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.files.faults import escaped
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
+from orchestrator.report.guard import HOST, Connection, Guard
 from orchestrator.report.page import fit, render_page, safe
 
 EVERY_S = 0.5
+"""Seconds between two looks at the run."""
 STALE_S = 10.0
 """The document of a running run is renewed at this age, because it shows elapsed times."""
 IDLE_SHARE = 4.0
 """Pause after a collection, as a multiple of its time, so that a large run does not keep a core busy."""
 KEPT = 3
 """We keep this many documents to compute changes from."""
+MOST_STREAMS = 16
+BEAT_S = 15.0
+"""A stream without changes sends a comment this often, so that a dead link is noticed."""
+LOOK_S = 0.5
+"""A stream notices within this time that the server is ending."""
+GRACE_S = 3
+"""Seconds for the open streams when the server ends."""
 
 
 class DocumentWatch:
-    """Keeps the latest documents of a run. `latest`: (number, document). Call `start`, then `run` until cancelled."""
+    """Keeps the latest documents of a run, numbered from 1. `latest`: (number, document). Call `start`, then `run`,
+    which ends when its task is cancelled."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._collector = Collector(paths)
-        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
+        self._kept: deque[tuple[int, Document]] = deque(maxlen=KEPT)
         self._changed = asyncio.Event()
         self._stamp: object = None
         self._wait_s = EVERY_S
-        self._at = 0.0
+        self._collected_at = 0.0
         self._problem = ""
 
     @property
-    def latest(self) -> tuple[int, dict[str, Any]]:
+    def latest(self) -> tuple[int, Document]:
         return self._kept[-1]
 
-    def of(self, number: int) -> dict[str, Any] | None:
-        """Return the document with that number, None if it is no longer kept."""
+    def document_of(self, number: int) -> Document | None:
+        """The document with that number, None if it is no longer kept."""
         return next((document for n, document in self._kept if n == number), None)
 
     async def start(self) -> None:
@@ -61,18 +73,19 @@ class DocumentWatch:
         await self._collect(await asyncio.to_thread(self._collector.stamp))
 
     async def run(self) -> None:
+        """Collect the document again whenever the run changed."""
         while True:
             await asyncio.sleep(self._wait_s)
             try:
                 stamp = await asyncio.to_thread(self._collector.stamp)
-                going = bool(self.latest[1]["going"])
-                if stamp != self._stamp or (going and time.monotonic() - self._at > STALE_S):
+                is_stale = self.latest[1]["going"] and time.monotonic() - self._collected_at > STALE_S
+                if stamp != self._stamp or is_stale:
                     await self._collect(stamp)
                 self._problem = ""
             except OrchestratorError as e:
                 self._warn(str(e))
 
-    async def changed(self, number: int, wait_s: float) -> bool:
+    async def wait_for_newer(self, number: int, wait_s: float) -> bool:
         """Wait at most `wait_s` for a document newer than `number`; return whether there is one."""
         if self.latest[0] == number:
             try:
@@ -84,10 +97,11 @@ class DocumentWatch:
     async def _collect(self, stamp: object) -> None:
         began = time.monotonic()
         document = await asyncio.to_thread(lambda: fit(self._collector.document()))
-        self._at = time.monotonic()
-        self._wait_s = max(EVERY_S, IDLE_SHARE * (self._at - began))
+        self._collected_at = time.monotonic()
+        self._wait_s = max(EVERY_S, IDLE_SHARE * (self._collected_at - began))
         self._stamp = stamp
-        self._kept.append((self._kept[-1][0] + 1 if self._kept else 1, document))
+        number = self.latest[0] + 1 if self._kept else 1
+        self._kept.append((number, document))
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -98,24 +112,21 @@ class DocumentWatch:
             print(f"warning: {escaped(problem.partition(chr(10))[0])}", file=sys.stderr, flush=True)
 
 
-def changes(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
-    """Return the change from `old` to `new`: {"full": new}, or {"parts": {name: value}, "rows": [[number, row]]}."""
+def changes(old: Document | None, new: Document) -> Document:
+    """The change from `old` to `new`: `{"full": new}`, or `{"parts": {name: value}, "rows": [[number, row], ...]}`."""
     if old is None or _frame(old) != _frame(new):
         return {"full": new}
-    rows = [[i, row] for i, (was, row) in enumerate(zip(old["shapes"], new["shapes"], strict=True)) if was != row]
-    return {"parts": {k: v for k, v in new.items() if k != "shapes" and old[k] != v}, "rows": rows}
+    pairs = zip(old["shapes"], new["shapes"], strict=True)
+    rows = [[number, row] for number, (old_row, row) in enumerate(pairs) if old_row != row]
+    parts = {name: value for name, value in new.items() if name != "shapes" and old[name] != value}
+    return {"parts": parts, "rows": rows}
 
 
-def _frame(d: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the frame of a page: its parts, columns and backends, and the order of the shapes. A change of the frame
-    needs a full document."""
-    return (d.keys(), d["columns"], [b["name"] for b in d["backends"]], [r[0] for r in d["shapes"]])
-
-
-MOST_STREAMS = 16
-BEAT_S = 15.0
-LOOK_S = 0.5
-"""A stream notices within this time that the server is ending."""
+def _frame(document: Document) -> tuple[Any, ...]:
+    """The parts, columns and backends of a page, and the order of its shapes. If they change, a browser needs the full
+    document."""
+    backends = [backend["name"] for backend in document["backends"]]
+    return document.keys(), document["columns"], backends, [row[0] for row in document["shapes"]]
 
 
 def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
@@ -152,110 +163,17 @@ def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
 async def _stream(watch: DocumentWatch, seen: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
     """Yield server-sent events: each change, and a comment every BEAT_S, so that a dead link is noticed."""
     yield "retry: 2000\n\n"
-    quiet = time.monotonic()
+    quiet_since = time.monotonic()
     while not ending():
-        if await watch.changed(seen, LOOK_S):
+        if await watch.wait_for_newer(seen, LOOK_S):
             number, document = watch.latest
-            text = json.dumps(safe(changes(watch.of(seen), document)), allow_nan=False, separators=(",", ":"))
+            text = json.dumps(safe(changes(watch.document_of(seen), document)), allow_nan=False, separators=(",", ":"))
             yield f"id: {number}\nevent: change\ndata: {text}\n\n"
-            seen, quiet = number, time.monotonic()
-        elif time.monotonic() - quiet > BEAT_S:
+            seen = number
+            quiet_since = time.monotonic()
+        elif time.monotonic() - quiet_since > BEAT_S:
             yield ": here\n\n"
-            quiet = time.monotonic()
-
-
-HOST = "127.0.0.1"
-GRACE_S = 3
-HEADERS = {
-    "cache-control": "no-store",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-}
-"""Headers of every response."""
-
-
-MOST_STRANGERS = 64
-"""Most open connections that have not shown the key of the page."""
-
-
-class Strangers:
-    """Open connections, by their address, that have not shown the key; the oldest is closed if there are too many.
-
-    A limit of all connections would let any process of this machine shut the page's owner out.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[object, asyncio.Transport] = {}
-
-    def arrive(self, client: object, transport: asyncio.Transport) -> None:
-        self._open[client] = transport
-        if len(self._open) > MOST_STRANGERS:
-            self._open.pop(next(iter(self._open))).close()
-
-    def leave(self, client: object) -> None:
-        """Forget a connection that has shown the key, or that is closed."""
-        self._open.pop(client, None)
-
-
-class Connection(H11Protocol):
-    """A connection to a server whose application is a Guard."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.config.app.strangers.arrive(self.client, transport)  # type: ignore[union-attr]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.config.app.strangers.leave(self.client)  # type: ignore[union-attr]
-        super().connection_lost(exc)
-
-
-class Guard:
-    """ASGI middleware that admits only browsers on this machine that have the printed address. `port`: our port.
-
-    - The Host header must be ours. A foreign page whose name resolves to 127.0.0.1 (DNS rebinding) sends another one.
-    - The token in the printed address is exchanged for a cookie at once, so no history, log or referrer keeps it.
-    - The cookie is HttpOnly and SameSite=Strict. Requests from other origins are refused as well.
-    """
-
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self._app = app
-        self._hosts = ([f"{HOST}:{port}"], [f"localhost:{port}"])
-        self._cookie = f"gemmfleet_{port}"  # cookies belong to a host, not to a port
-        self.token = secrets.token_urlsafe(24)
-        self._session = secrets.token_urlsafe(24)
-        self.strangers = Strangers()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        await (self._answer(Request(scope)) or self._app)(scope, receive, guarded)
-
-    def _answer(self, request: Request) -> Response | None:
-        """Return the guard's own answer, None if the request may pass."""
-        if request.headers.getlist("host") not in self._hosts:
-            return PlainTextResponse("This server answers as 127.0.0.1 and localhost only.\n", 421)
-        if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("This server is read-only: it answers GET.\n", 405)
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return PlainTextResponse("Another site made this request. Open the printed address yourself.\n", 403)
-        if request.scope["path"] == "/" and _same(request.query_params.get("token", ""), self.token):
-            away = RedirectResponse("/", 303)
-            away.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
-            return away
-        if _same(request.cookies.get(self._cookie, ""), self._session):
-            self.strangers.leave(request.scope["client"])
-            return None
-        return PlainTextResponse("Open the address that the command printed: it holds the key to this page.\n", 403)
-
-
-def _same(given: str, kept: str) -> bool:
-    return secrets.compare_digest(given.encode("utf-8", "replace"), kept.encode())
+            quiet_since = time.monotonic()
 
 
 class PageServer:

@@ -1,4 +1,7 @@
-"""The measurements of each shape, updated from the ledger's new rows (rows are only ever added)."""
+"""The measurements of each shape for the page of a run, updated from the ledger's new rows (rows are only ever added).
+
+`results/run_results.py` reads the winners of a run that ended; here they may still change with every look.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
-from typing import NamedTuple
 
 from orchestrator.backend_names import backend_name
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.shapes.model import Key
 from worker.families import Family
 
@@ -18,44 +20,11 @@ MOST_BACKENDS = 12
 """Most backends that are shown separately, whatever names nodes send. The rest are `other`."""
 
 _CHUNK = 20_000
+"""Rows that are read at once."""
 _NEW = """SELECT id, shape, us, status, kernel_id, kernel_name, libtype, extra
     FROM rows WHERE id>? ORDER BY id LIMIT ?"""
-_WINNERS = """SELECT id, shape, attempt, node, slot, us, bw, spread, kernel_id, kernel_name, libtype, gfx, cu_num, extra
-    FROM rows WHERE winner=1 AND id>? ORDER BY id"""
-_BESIDE = """SELECT us, kernel_name, libtype FROM rows
+_CORRECT_CANDIDATES = """SELECT us, kernel_name, libtype FROM rows
     WHERE attempt=? AND shape=? AND us>0 AND status='ok' AND winner=0 ORDER BY id"""
-
-
-class _CandidateRow(NamedTuple):
-    """A row of _NEW."""
-
-    id: int
-    shape: int
-    us: float
-    status: str
-    kernel_id: int | None
-    kernel_name: str
-    libtype: str
-    extra: str | None
-
-
-class _WinnerRow(NamedTuple):
-    """A row of _WINNERS."""
-
-    id: int
-    shape: int
-    attempt: str
-    node: str
-    slot: str
-    us: float
-    bw: float | None
-    spread: float | None
-    kernel_id: int | None
-    kernel_name: str
-    libtype: str
-    gfx: str
-    cu_num: int | None
-    extra: str | None
 
 
 @dataclass(slots=True)
@@ -103,7 +72,7 @@ class Measurements:
         self._settled_by: dict[int, str] = {}
         self._last_row = 0
         self._last_winner = 0
-        self._unsettled: list[_WinnerRow] = []
+        self._unsettled: list[ProfileRow] = []
         """Winners from attempts that have not settled their shape (yet)."""
 
     def update(self, ledger: LedgerReader) -> None:
@@ -111,10 +80,13 @@ class Measurements:
         if not self.keys:
             self.keys = ledger.keys
         while chunk := ledger.query(_NEW, (self._last_row, _CHUNK)):
-            for values in chunk:
-                self._count_candidate(_CandidateRow(*values))
-            self._last_row = chunk[-1][0]
-        new_winners = [_WinnerRow(*values) for values in ledger.query(_WINNERS, (self._last_winner,))]
+            for self._last_row, shape_id, us, status, number, name, libtype, extra in chunk:
+                tried = self.tried[shape_id]
+                tried.candidates += 1
+                if us > 0 and status == "ok":
+                    backend = self._backend(libtype, name or _first_stage(extra), number)
+                    tried.best[backend] = min(us, tried.best.get(backend, us))
+        new_winners = list(ledger.winner_rows(self._last_winner))
         if new_winners:
             self._last_winner = new_winners[-1].id
         shapes = ledger.replayed.shapes
@@ -129,37 +101,34 @@ class Measurements:
 
     def flops(self, shape: int) -> float:
         """Floating-point operations of the shape."""
-        return self.family.flops(dict(zip(self.family.key_names, self.keys[shape], strict=True)))
+        return self.family.flops(self.family.named_key(self.keys[shape]))
 
-    def _count_candidate(self, row: _CandidateRow) -> None:
-        tried = self.tried[row.shape]
-        tried.candidates += 1
-        if row.us > 0 and row.status == "ok":
-            kernel = row.kernel_name or _first_stage(row.extra)
-            backend = self._backend(row.libtype, kernel, row.kernel_id)
-            tried.best[backend] = min(row.us, tried.best.get(backend, row.us))
-
-    def _winner_of(self, ledger: LedgerReader, row: _WinnerRow) -> Winner:
-        candidates = ledger.query(_BESIDE, (row.attempt, row.shape))
-        own = [us for us, kernel, libtype in candidates if (kernel, libtype) == (row.kernel_name, row.libtype)]
-        rivals = [us for us, kernel, libtype in candidates if (kernel, libtype) != (row.kernel_name, row.libtype)]
-        kernel = row.kernel_name or _first_stage(row.extra)
+    def _winner_of(self, ledger: LedgerReader, winner: ProfileRow) -> Winner:
+        row = winner.row
+        libtype = row["libtype"]
+        kernel = winner.kernel_name or str(row.get("kernelName1", ""))
+        own_times: list[float] = []
+        rival_times: list[float] = []
+        for us, *other in ledger.query(_CORRECT_CANDIDATES, (winner.attempt, winner.shape)):
+            times = own_times if other == [winner.kernel_name, libtype] else rival_times
+            times.append(us)
+        all_times = own_times + rival_times
         return Winner(
-            node=row.node,
-            slot=row.slot,
-            us=row.us,
+            node=winner.node,
+            slot=winner.slot,
+            us=winner.us,
             # we do not trust the tuner's column, and compute the value from shape and time
-            tflops=self.flops(row.shape) / row.us / 1e6,
-            bw=row.bw,
-            spread=row.spread,
+            tflops=self.flops(winner.shape) / winner.us / 1e6,
+            bw=row.get("bw"),
+            spread=row.get("spread"),
             kernel=kernel,
-            backend=self._backend(row.libtype, kernel, row.kernel_id),
-            gfx=row.gfx,
-            cu_num=row.cu_num,
-            median_us=median(own + rivals) if candidates else None,
-            runner_up_us=min(rivals, default=None),
-            first_us=own[0] if own else None,
-            noisy=ledger.noise(row.attempt, row.shape) > 0,
+            backend=self._backend(libtype, kernel, row.get("kernelId")),
+            gfx=winner.gfx,
+            cu_num=winner.cu_num,
+            median_us=median(all_times) if all_times else None,
+            runner_up_us=min(rival_times, default=None),
+            first_us=own_times[0] if own_times else None,
+            noisy=ledger.noise(winner.attempt, winner.shape) > 0,
         )
 
     def _backend(self, libtype: str, kernel: str, number: int | None) -> str:

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import shlex
 import time
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from orchestrator import __version__
 from orchestrator.ledger.reader import LedgerReader, SlotInfo
+from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.export import measured_on
+from orchestrator.report.measured import Winner
 from worker.text import and_more
 
-MOST_SLOTS = 64
+MOST_DEVICES = 64
+"""Most lines of devices; each has all slots with the same facts."""
 Pairs = list[list[str]]
 """Pairs of text, such as [["run", "20261129-1"], ["begun", "2026-11-29 10:00:00 UTC"]]."""
 
 
-def describe_origin(ledger: LedgerReader, config: RunConfig, paths: RunPaths) -> list[dict[str, Any]]:
-    """The sections on the origin of the data, each a title and pairs of text."""
-    code = sorted({str(slot.info.get("code", "")) for slot in ledger.slots()} - {""})
+def describe_origin(
+    ledger: LedgerReader, slots: Sequence[SlotInfo], winners: Iterable[Winner], config: RunConfig, paths: RunPaths
+) -> list[Document]:
+    """The sections on the origin of the data, each as `{"title": "Asked", "pairs": [["run", "20261129-1"], ...]}`."""
+    code = sorted({str(slot.info.get("code", "")) for slot in slots} - {""})
     made_with: Pairs = [
         ["gemmfleet", f"{config.version} tuned, {__version__} wrote this page"],
         ["worker's code", ", ".join(code) or "not known yet"],
         ["controller", str(ledger.meta("controller", ""))],
     ]
-    devices = measured_on(ledger.winners())
-    winners: Pairs = [[node, f"{n:,} winners on {gfx} with {cu_num} CUs"] for gfx, cu_num, node, n in devices]
+    by_device = Counter((winner.gfx, winner.cu_num or 0, winner.node) for winner in winners)
+    measured_on: Pairs = []
+    for (gfx, cu_num, node), count in sorted(by_device.items()):
+        measured_on.append([node, f"{count:,} winners on {gfx} with {cu_num} CUs"])
     seconds: Pairs = [[kind, f"{spent:,.1f} s"] for kind, spent in sorted(ledger.spent().items())]
     files: Pairs = [[path.name, f"{path.stat().st_size:,} bytes"] for path in paths.results() if path.is_file()]
     sections = {
         "Asked": _request(config),
         "Made with": made_with,
-        "Measured on": winners,
-        "Devices": _devices(ledger),
+        "Measured on": measured_on,
+        "Devices": _devices(slots),
         "Seconds of the workers": seconds,
         "Files of the run": files,
     }
@@ -59,12 +66,12 @@ def stamp(t: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(t))
 
 
-def _devices(ledger: LedgerReader) -> Pairs:
+def _devices(slots: Sequence[SlotInfo]) -> Pairs:
     """Devices and software with their slots. Slots with the same facts share a line."""
     places: dict[str, list[str]] = {}
-    for slot in ledger.slots():
+    for slot in slots:
         places.setdefault(_describe_device(slot), []).append(f"{slot.node}/{slot.slot}")
-    return [[and_more(slots, 4), device] for device, slots in list(places.items())[:MOST_SLOTS]]
+    return [[and_more(names, 4), device] for device, names in list(places.items())[:MOST_DEVICES]]
 
 
 def _describe_device(slot: SlotInfo) -> str:

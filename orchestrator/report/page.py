@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.files.faults import escaped
 from orchestrator.files.write import write_output
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
 from orchestrator.templating import data_folder, render
@@ -39,7 +40,7 @@ _FRAME = 250_000
 """Room for everything in a page but its data."""
 
 
-def render_page(document: dict[str, Any], *, events: str = "") -> str:
+def render_page(document: Document, *, events: str = "") -> str:
     """The page of a document that `fit` has cut. `events`: the address from which a served page gets changes; "" for a
     file.
 
@@ -63,7 +64,7 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
     return page
 
 
-def fit(document: dict[str, Any]) -> dict[str, Any]:
+def fit(document: Document) -> Document:
     """Cut the document so that its page is small enough."""
     shapes = document["shapes"]
     room = MAX_BYTES - _FRAME
@@ -111,7 +112,7 @@ def safe(value: Any) -> Any:
     return value
 
 
-def cut_document(document: dict[str, Any], rows: int, characters: int) -> dict[str, Any]:
+def cut_document(document: Document, rows: int, characters: int) -> Document:
     """The document with at most `rows` rows in the table and `characters` characters in a text. Failed shapes are cut
     last."""
     cut = dict(document)
@@ -150,7 +151,7 @@ _HEAD_CHARACTERS = 2000
 """The generator's meta tag of report.html.j2 must be within these, because a page of ours is known by it."""
 
 
-def write_report(paths: RunPaths, out: Path | None) -> tuple[Path, dict[str, Any]]:
+def write_report(paths: RunPaths, out: Path | None) -> tuple[Path, Document]:
     """Write the page of a run, by default into its folder; return its path and its document.
 
     Raises InputError, LedgerError, TemplateError, and OrchestratorError if the page would be too large.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
 from orchestrator.report.figures import geomean
 from orchestrator.report.measured import Winner
@@ -52,7 +53,7 @@ def _read_merge(path: Path, family: Family) -> PreviousTable:
     """The old times in the report of the run's merge, which may be another user's file."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"is larger than {MAX_BYTES} bytes")
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document: Document = json.loads(path.read_text(encoding="utf-8"))
     table = PreviousTable(source=str(document.get("path", "")))
     for row in document["rows"]:
         action = str(row["action"])

@@ -1,4 +1,8 @@
-"""The table of shapes on a page, and what is drawn beside it: the roofline and the figures of each backend."""
+"""The table of shapes on a page, and what is drawn beside it: the roofline and the figures of each backend.
+
+`collector.py` calls `columns`, `shape_rows`, `by_backend` and `Roofs` for each document. A row is a list with a cell
+for each of COLUMNS, because a page may have ten thousand rows.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from typing import Any
 
 from orchestrator.backend_names import backend_label
 from orchestrator.ledger.reader import LedgerReader, ShapeState
+from orchestrator.pages import Document
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
-from orchestrator.policy.model import State
 from orchestrator.report.figures import five_numbers, rounded
 from orchestrator.report.measured import Measurements, Tried, Winner
 from orchestrator.shapes.model import Key, element_type
@@ -41,7 +45,7 @@ class Roofs:
             note = "No data sheet is known for this device, so there is no roof."
         return cls(family, chip, note.replace(" (--chip corrects it)", ""))
 
-    def document(self, keys: Mapping[int, Key]) -> dict[str, Any] | None:
+    def document(self, keys: Mapping[int, Key]) -> Document | None:
         """The roof to draw: the one for the most common type."""
         if self.chip is None:
             return None
@@ -83,11 +87,18 @@ COLUMNS = (
     "detail",
     "best",
 )
-"""Cells of a row. `key`: the key columns that differ. `intensity`: operations per byte. `share`: of the roof. `best`:
-TFLOPS by backend, in the backends' order."""
+"""Cells of a row, "" or None for what is not known. Times are in microseconds.
+
+- `key`: the shape's values of the key columns that are shown; `candidates`: how many were tried
+- `backend` to `spread`: of the winner; `bw`: GB/s; `intensity`: operations per byte; `share`: of the roof
+- `median_us`: of the correct candidates; `runner_up_us`: the best of another kernel
+- `old_us`: in the table before the run
+- `node`, `slot`, `attempt`, `reason`, `detail`: of the attempt that settled the shape
+- `best`: the TFLOPS that each backend reached, in the order of the page's backends
+"""
 
 
-def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:
+def columns(family: Family, keys: Mapping[int, Key]) -> Document:
     """The columns of the page. `row`: COLUMNS. `key`: the key columns that are shown. `same`: values that all shapes
     share."""
     same: dict[str, int | str] = {}
@@ -108,7 +119,7 @@ def shape_rows(
     """One row for each shape, in the order of the shapes file."""
     shown = columns(measured.family, measured.keys)["key"]
     places = [measured.family.key_names.index(name) for name in shown]
-    in_flight = _shapes_in_flight(ledger.replayed)
+    in_flight = ledger.replayed.shapes_in_flight
     nothing = Tried()
     rows: list[list[Any]] = []
     for shape in ledger.shapes():
@@ -138,11 +149,6 @@ def shape_rows(
             ]
         )
     return rows
-
-
-def _shapes_in_flight(state: State) -> set[int | None]:
-    slots = [slot for node in state.nodes.values() for slot in node.slots.values()]
-    return {state.attempts[slot.running].current for slot in slots if slot.running}
 
 
 def _winner_cells(winner: Winner | None, roofs: Roofs, key: Key) -> list[Any]:
@@ -179,7 +185,7 @@ def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float 
     return rounded(1000.0 * w.tflops / w.bw, 4) if w.bw else None, None
 
 
-def by_backend(measured: Measurements) -> list[dict[str, Any]]:
+def by_backend(measured: Measurements) -> list[Document]:
     """Each backend's best TFLOPS over the shapes that it could do, and how many it won. Most wins come first."""
     rates: dict[str, list[float]] = {backend: [] for backend in measured.backends}
     for shape, tried in measured.tried.items():

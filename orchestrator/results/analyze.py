@@ -1,12 +1,13 @@
-"""The document of `analyze`: the fastest valid row of each backend on each shape, speed-ups, share of the roofline.
+"""Makes the document of `analyze`: the fastest row of each backend on each shape, speed-ups, shares of the roofline.
 
-`measurements.py` finds the files, `fastest_rows.py` reduces them, `output.py` shows the document. The
-published figures are `data/reference_fp4.csv`, with their source in its first lines.
+The command calls `measurements.py`, which finds the files, then `analyze` here, then `output.py`, which shows the
+document. `fastest_rows.py` reads the files for `analyze`, and leaves out the rows that do not count. The published
+figures of --reference are `data/reference_fp4.csv`, with their source in its first lines.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations, groupby
@@ -21,8 +22,8 @@ from orchestrator.backend_names import backend_order
 from orchestrator.errors import InputError
 from orchestrator.families import GUIDE_FAMILY
 from orchestrator.files.cells import no_formula
+from orchestrator.pages import Document
 from orchestrator.planning.roofline import CHIPS, Chip, chip_of, roofline
-from orchestrator.results import Document
 from orchestrator.results.fastest_rows import COUNTED, DEVICE, ReducedFile, join_files, reduce_files
 from orchestrator.results.measurements import InputTables
 from orchestrator.shapes.model import Key, element_type
@@ -33,11 +34,19 @@ from worker.text import did_you_mean, plural
 LEAD = "asm"
 """The backend whose losses are listed: the one that AITER's dispatch prefers."""
 REFERENCE_FILE = Path(__file__).parent / "data" / "reference_fp4.csv"
-OFF = 0.05
-"""A published figure that deviates by more is marked."""
+MOST_DEVIATION = 0.05
+"""A published figure is marked if the one measured here deviates by a larger share."""
 Row = Document
-"""A shape of the document, see `_new_row`. `backends` has for each backend its fastest valid row, as `{"ck":
-{"tflops": 812.5, "us": 9.9, "kernel": "a4w4_...", "err_ratio": 0.0}}`."""
+"""A shape of the document. `_new_row` makes it, with:
+
+- `shape`: its name, `16x1280x8192`; `key`: `{"M": 16, ...}`; `gfx`, `cu_num` (None if unknown): the device;
+- `backends`: the fastest valid row of each, as `{"ck": {"tflops": 812.5, "us": 9.9, "kernel": "a4w4_...", "err_ratio":
+  0.0}}`; `best`: the name of the fastest, None if no row is valid;
+- `asm_over_best_other`: TFLOPS of ASM over those of the best other backend, None if one of them is not there;
+- `roofline`: `{"tflops": 5000.0, "bound": "compute", "intensity": 890.1, "share": 0.62}`, None if it is not known;
+- `left_out`: the number of rows left out, by reason; `beyond_err_ratio`: those that were wrong, each as `backends` has
+  them, with the name in `backend`; `wrong_was_faster`: one of them was faster than every valid row.
+"""
 
 
 def analyze(
@@ -93,22 +102,39 @@ def analyze(
 
 
 def _summary(rows: Sequence[Row], backends: Sequence[str], times: pd.DataFrame, chips: list[Document]) -> Document:
-    """The part of the document on all shapes together. `times`: microseconds as a column a backend."""
-    wins = Counter(row["best"] for row in rows)
-    shares = [row["roofline"]["share"] for row in rows if row["roofline"] and row["best"]]
+    """The part of the document on all shapes together. `times`: microseconds, a row a shape and a column a backend."""
+    wins = dict.fromkeys(backends, 0)
+    asm_loses = []
+    beyond_err_ratio = []
+    no_backend = []
+    shares = []
+    for row in rows:
+        name = row["shape"]
+        best = row["best"]
+        ratio = row["asm_over_best_other"]
+        if ratio and ratio < 1:
+            asm_loses.append(name)
+        if row["beyond_err_ratio"]:
+            beyond_err_ratio.append(name)
+        if not best:
+            no_backend.append(name)
+            continue
+        wins[best] += 1
+        if row["roofline"]:
+            shares.append(row["roofline"]["share"])
     return {
         "shapes": len(rows),
-        "wins": {backend: wins[backend] for backend in backends},
+        "wins": wins,
         "pairs": list(_pairs(times, backends)),
-        "asm_loses": [row["shape"] for row in rows if (row["asm_over_best_other"] or 1) < 1],
-        "beyond_err_ratio": [row["shape"] for row in rows if row["beyond_err_ratio"]],
-        "no_backend": [row["shape"] for row in rows if not row["best"]],
+        "asm_loses": asm_loses,
+        "beyond_err_ratio": beyond_err_ratio,
+        "no_backend": no_backend,
         "roofline": {"chips": chips, "share": spread_of(shares)},
     }
 
 
 def _left_out(best: pd.DataFrame, files: Sequence[ReducedFile]) -> dict[str, int]:
-    """The number of rows that were left out, by reason."""
+    """The number of rows that were left out, by reason. `best` counts those that have a shape."""
     counts = {reason: int(best[reason].sum()) for reason in COUNTED}
     counts["no_shape"] = sum(file.no_shape for file in files)
     counts["malformed"] = sum(file.lines.malformed for file in files)
@@ -302,7 +328,7 @@ def _pairs(us: pd.DataFrame, backends: Sequence[str]) -> Iterator[Document]:
 
 
 def _tuples(frame: pd.DataFrame, *names: str) -> Iterable[tuple[Any, ...]]:
-    """The rows as tuples, None for NaN."""
+    """The rows of these columns as tuples, None for NaN."""
     columns = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in names]
     return zip(*columns, strict=True)
 
@@ -329,7 +355,7 @@ def against_reference(results: Document, chip: str) -> Document:
     for row in rows:
         measured = winners.get((row["M"], row["N"], row["K"]))
         deviation = measured["tflops"] / row["tflops"] - 1 if measured else None
-        row |= {"measured": measured, "deviation": deviation, "off": abs(deviation or 0.0) > OFF}
+        row |= {"measured": measured, "deviation": deviation, "off": abs(deviation or 0.0) > MOST_DEVIATION}
     return {"source": " ".join(comments), "rows": rows}
 
 
@@ -356,5 +382,6 @@ def write_csv(results: Document, out: TextIO) -> None:
     keys = list(results["rows"][0]["key"]) if lines else []
     measured = [f"{backend}_{unit}" for backend in results["backends"] for unit in ("tflops", "us")]
     ranking = ["best", "kernelName", "asm_over_best_other", "roofline_share", "rows_left_out"]
-    columns = pd.Index([*DEVICE, *keys, *measured, *ranking])
-    pd.DataFrame(lines, columns=columns, dtype=object).to_csv(out, index=False, lineterminator="\n")
+    writer = csv.DictWriter(out, [*DEVICE, *keys, *measured, *ranking], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)

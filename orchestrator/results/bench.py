@@ -1,9 +1,11 @@
-"""Results of a bench from its rows, one per shape, side and backend, and its files in the run folder.
+"""The results of a bench, made from its rows, and its files in the run folder.
 
-`settled_rows` chooses the rows that count, `join_runs` makes the results, and `BenchResults.write` writes the files:
+`BenchResults.of_run` makes them at the end of a run; `write` writes the files. (A bench of images has a run for each
+pass: `bench/image_passes.py` calls `settled_rows` for each and `join_runs` for all.) A side is a software stack or a
+config set; a run, in this module, is one measurement of a backend on a shape. The files are:
 
-- bench.csv: a row per shape (and side), the runbook's columns first, then the other backends';
-- bench_runs.csv: a row per run, long;
+- bench.csv: a row for each shape and side, the columns of the runbook first, then those of other backends;
+- bench_runs.csv: a row for each run;
 - NAME.csv and NAME.env.json for each side: the input of `compare`.
 """
 
@@ -11,19 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.backend_names import AITERS
-from orchestrator.files.cells import no_formula, utc
+from orchestrator.files.cells import no_formula
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
-from orchestrator.results import Document
-from orchestrator.tables.keys import best_by_key
+from orchestrator.results.environment_record import join_records, make_record
+from orchestrator.tables.keys import Key, best_by_key
 from worker.families import BENCHED, Family
 from worker.protocol.bench import HARMLESS, RunRule, is_reference, mean_of_runs, replace_texts
 
@@ -31,21 +33,19 @@ MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
-ENV_FORMAT = 1
-_RECORD_NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_tree", "device": "gpu"}
-"""The names of a side's facts in its environment record (docs/reference/files.md), where they differ."""
-_NOT_IN_RECORD = ("hosts", "python_path", "image", "threads", "variables")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A backend on a shape. `us` is the mean of the runs that agree, 0 where there is no number (`detail` says why).
+    """The result of a backend on a shape. `us` is the mean of the runs that agree, 0 if there is no number (`detail`
+    says why); `tflops` and `bw` (GB/s) are for that time.
 
-    `spread` is (max - min) / mean of those runs, `samples` how many runs were taken; `runs` are (number, us) of all.
+    `env`: the name of the side, "" without sides. `spread`: (max - min) / mean of those runs. `samples`: how many runs
+    were taken. `runs`: (number, us) of all. `op`, `kernel`, `timer`: as the worker reports them.
     """
 
     shape: int
-    key: tuple[int | str, ...]
+    key: Key
     env: str
     backend: str
     status: str
@@ -71,12 +71,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BenchResults:
-    """Findings of a bench: `stacks` are the facts of its sides by name, in the order of `--env` or `--config-set`
-    (golden comes first); `total` shapes were asked for."""
+    """The results of a bench. `stacks`: the facts of its sides by name (`environments`), in the order of `--env` or
+    `--config-set`, golden first. `total`: how many shapes were asked for. `failed`: those whose attempts failed."""
 
     paths: RunPaths
     family: Family
-    found: list[Result]
+    results: list[Result]
     stacks: Mapping[str, Document]
     total: int
     failed: Sequence[ShapeState] = ()
@@ -90,31 +90,32 @@ class BenchResults:
 
     @property
     def at_fault(self) -> bool:
-        """True where a backend failed: a fault, a wrong result, a hang, and not a mere absence."""
-        return any(not result.measured and result.status not in HARMLESS for result in self.found)
+        """True if a backend failed: by a fault, a wrong result or a hang, but not by being absent."""
+        return any(not result.measured and result.status not in HARMLESS for result in self.results)
 
     @property
     def measured(self) -> int:
-        """Shapes with a number."""
-        return len({result.shape for result in self.found if result.measured})
+        """The number of shapes with a time."""
+        return len({result.shape for result in self.results if result.measured})
 
     def write(self) -> None:
         """Write all files. Raises OSError."""
-        _write(self.paths.bench, _bench_rows(self.found, self.family))
-        _write(self.paths.bench_runs, _run_rows(self.found, self.family))
+        _write(self.paths.bench, _bench_rows(self.results, self.family))
+        _write(self.paths.bench_runs, _run_rows(self.results, self.family))
         for number, (side, stack) in enumerate(self.stacks.items(), 1):
-            results = [result for result in self.found if result.env == side]
+            results = [result for result in self.results if result.env == side]
             if not side or not results:
-                continue
+                continue  # without --env and --config-set there is one stack, named ""
             measured = [result for result in results if result.measured]
             _write(self.paths.root / f"{side}.csv", _side_rows(measured, self.family))
-            record = environment_record(self.paths.run, side, number, stack, measured)
+            places = join_records({"node": r.node, "slot": r.slot, "timer": r.timer} for r in measured)
+            record = make_record(self.paths.run, side, number, stack, {"node": "", "slot": "", "timer": ""} | places)
             write_atomic(self.paths.root / f"{side}.env.json", json.dumps(record, indent=1) + "\n")
 
 
 def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
-    """The rows that count. Of a shape that was tried several times the settling attempt counts, else the last that has
-    rows: runs of two attempts are never mixed."""
+    """The rows that count. If a shape was tried several times, only one attempt counts, because runs of two attempts
+    are not comparable: the one that settled it, or else the last that has rows."""
     by_attempt: dict[int, dict[str, list[ProfileRow]]] = {}
     for row in ledger.profile_rows():
         by_attempt.setdefault(row.shape, {}).setdefault(row.attempt, []).append(row)
@@ -127,15 +128,15 @@ def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
 
 
 def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -> list[Result]:
-    """The results of all runs together, by shape, side (in the order of `sides`) and backend (as they are usually
-    listed).
+    """A result for each shape, side and backend, in this order; the sides in the order of `sides`, the backends as they
+    are usually listed.
 
-    Rows of several passes are one result; a pass without a number leaves none to the whole.
+    Rows of several passes are one result. If one pass has no time, the result has none.
     """
-    groups: dict[tuple[tuple[int | str, ...], str, str], list[ProfileRow]] = {}
+    groups: dict[tuple[Key, str, str], list[ProfileRow]] = {}
     for row in rows:
         groups.setdefault((row.key, str(row.row.get("env", "")), str(row.row["libtype"])), []).append(row)
-    shapes: dict[tuple[int | str, ...], int] = {}
+    shapes: dict[Key, int] = {}
     order = list(sides)
     joined = []
     for (key, side, backend), group in groups.items():
@@ -148,7 +149,7 @@ def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -
 
 
 def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: RunRule) -> Result:
-    """The result of a backend from the rows of its runs. A row with another status than ok decides for the whole."""
+    """The result of a backend from the rows of its runs. If a row has a status other than ok, the result has it."""
     runs = {int(row.row["run"]): row for row in rows if row.row.get("run") and row.us > 0 and row.status == "ok"}
     failed = next((row for row in rows if row.status != "ok"), None)
     last = failed or rows[-1]
@@ -207,7 +208,8 @@ def redacted(options: Mapping[str, Any]) -> Document:
 def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of bench.csv.
 
-    `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
+    The columns `triton_*` and `gluon_*` are AITER's backends, as in the guide. Every other backend has columns with its
+    own name.
     """
     # the columns: those of the runbook, then what the backends of this bench add
     runbook_names = {owner: name for name, owner in AITERS.items()}
@@ -284,35 +286,10 @@ def _side_rows(measured: Sequence[Result], family: Family) -> Iterator[Sequence[
             yield row
 
 
-def environment_record(
-    session: str, side: str, number: int, stack: Mapping[str, Any], measured: Sequence[Result]
-) -> Document:
-    """Return the environment record of one side: measured in turn with the others of the same `session`.
-
-    `number` counts the sides in the order of `--env`, from 1. `compare` refuses a golden side that came after the tot
-    side.
-    """
-    place = stack.get("image") or stack.get("python_path")
-    record: Document = {
-        "format": ENV_FORMAT,
-        "env": f"{side} ({place})" if place else side,
-        "captured": utc(time.time()),
-        "order": "interleaved",
-        "session": session,
-        "side": number,
-    }
-    for name in ("node", "slot", "timer"):
-        record[name] = " | ".join(sorted({str(getattr(result, name)) for result in measured}))
-    record |= {_RECORD_NAMES.get(name, name): value for name, value in stack.items() if name not in _NOT_IN_RECORD}
-    variables = stack.get("variables")
-    if variables:
-        record["switches"] = {**record.get("switches", {}), **variables}
-        record["under_test"] = " ".join(f"switches.{name}" for name in variables)
-    return record
-
-
 def environments(ledger: LedgerReader, sides: Sequence[str] = ()) -> dict[str, Document]:
-    """Return the versions of each environment by name, in the order of `sides`; `hosts`: slots it was measured on."""
+    """The facts of each side's stack by name, in the order of `sides`, as `{"new": {"torch": "2.9.1", "device": "AMD
+    Instinct MI355X", ..., "hosts": [{"node": "n1", "slot": "0", "device": ...}]}}`. Of facts that differ between slots
+    the first counts; `hosts` are the slots that measured it."""
     stacks: dict[str, Document] = {name: {"hosts": []} for name in sides}
     for slot in ledger.slots():
         for name, facts in (slot.device.get("bench") or {}).items():

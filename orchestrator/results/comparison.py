@@ -1,6 +1,7 @@
 """Makes the document of `compare`: joins the sides by kernel and shape, has them judged, and words the summary.
 
-`sides.py` reads the sides, `verdicts.py` judges the times, and `output.py` shows the document.
+The command reads the sides (`sides.py`), calls `compare` here, writes files with `write`, and shows the document
+(`output.py`). `verdicts.py` judges the times; `environment_record.py` says in what the environments differ.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from orchestrator.errors import InputError
 from orchestrator.files.cells import cell, no_formula
 from orchestrator.files.faults import escaped, shown
 from orchestrator.files.write import csv_text, write_output
-from orchestrator.results import Document
-from orchestrator.results.rocprof import GRID
-from orchestrator.results.sides import CONFIG, ComparedSide, differences, in_turn
+from orchestrator.pages import Document
+from orchestrator.results.environment_record import differences, refuse_swapped_sides, took_turns
+from orchestrator.results.sides import CONFIG, GRID, ComparedSide
 from orchestrator.results.verdicts import ENOUGH_ROWS, OPEN, VERDICTS, RegressionRule, judge
 from worker.text import plural
 
 AGAIN_REPEATS = 7
+"""Repeats of the command that measures rows again which could not be judged."""
 NO_REPEATS = (
     "No row has repeats, so the noise is unknown and no row is judged: measure each three times. --rule-only judges by"
     " the rule alone, but it knows no noise and accuses most unchanged tables."
 )
 Rows = list[Document]
-"""Rows of the document, as `{"key": {"kernel": "ck", "M": "16", ...}, "golden_us": 9.9, "verdict": "ok", ...}`."""
+"""Rows of the document, as `{"key": {"kernel": "ck", "M": "16", ...}, "golden_us": 9.9, "verdict": "ok", ...}`. The
+figures behind the key are those of `verdicts.judge`. `golden_config` and `tot_config`, as `FILE BUCKET VALUES`, are
+there if rows name configs."""
 
 
 def compare(
@@ -50,10 +54,11 @@ def compare(
     `rule_only`: use only the rule, which ignores noise, and give only its figures. `again`: the file for the rows to
     measure again, "" for none. Raises InputError if the sides cannot be compared.
     """
-    paired = in_turn(golden.records, tot.records)
+    refuse_swapped_sides(golden.records, tot.records)
+    paired = took_turns(golden.records, tot.records)
     differing = differences(golden.fields, tot.fields, under_test)
-    machine = _differing_values(differing, "machine")
-    method = _differing_values(differing, "method")
+    machine = _describe_differing(differing, "machine")
+    method = _describe_differing(differing, "method")
     if machine and not other_gpu:
         raise InputError(
             f"the sides are from different machines ({escaped(machine)}): their times say nothing about the software;"
@@ -96,7 +101,7 @@ def _exit_code(results: Document) -> int:
     return 4 if results["open"] else 0
 
 
-def _differing_values(differing: Sequence[Mapping[str, str]], kind: str) -> str:
+def _describe_differing(differing: Sequence[Mapping[str, str]], kind: str) -> str:
     """The fields of this kind that differ, as `gpu: MI300X and MI355X; ...`."""
     return "; ".join(f"{d['field']}: {d['golden']} and {d['tot']}" for d in differing if d["kind"] == kind)
 
@@ -106,12 +111,11 @@ def _check_common_rows(golden: ComparedSide, tot: ComparedSide) -> None:
     columns = _key_columns(golden)
     if not golden.rows.merge(tot.rows, on=columns).empty:
         return
-    apart = [c for c in columns if not {*golden.rows[c]} & {*tot.rows[c]}] or columns
-    if len(apart) == 1:
-        keep = f"column {shown(apart[0])} keeps"
-    else:
-        keep = f"columns {', '.join(map(shown, apart))} keep"
-    options = " ".join(f"--ignore-column {quote(column)}" for column in apart)
+    disjoint = [c for c in columns if not {*golden.rows[c]} & {*tot.rows[c]}] or columns
+    keep = f"columns {', '.join(map(shown, disjoint))} keep"
+    if len(disjoint) == 1:
+        keep = f"column {shown(disjoint[0])} keeps"
+    options = " ".join(f"--ignore-column {quote(column)}" for column in disjoint)
     raise InputError(
         f"golden and tot have no kernel and shape in common: {keep} their rows apart; leave out what is not part of the"
         f" shape, as with {options}"
@@ -125,28 +129,25 @@ def _key_columns(side: ComparedSide) -> list[str]:
 def _judged_rows(
     golden: ComparedSide, tot: ComparedSide, rule: RegressionRule, bound: float, paired: bool
 ) -> tuple[Rows, Document]:
-    """The joined rows, and the values of the table (`judge`).
-
-    `change` and `seen_from` are shares of the golden time, None if unknown. `golden_repeats` says how many repeats
-    agree, such as `1/3`. `golden_config` is there if rows name configs.
-    """
+    """The joined rows, and the values of the table (`judge`). `golden_repeats` and `tot_repeats` say how many repeats
+    agree, such as `1/3`."""
     # the times as (side, row, repeat), NaN for repeats that a row does not have
-    every = pd.concat([golden.rows, tot.rows], keys=[0, 1])
+    all_rows = pd.concat([golden.rows, tot.rows], keys=[0, 1])
     columns = _key_columns(golden)
-    side = every.index.get_level_values(0)
-    number = every.groupby(columns, sort=False).ngroup().to_numpy()
-    repeat = every.groupby([side, number]).cumcount()
+    side = all_rows.index.get_level_values(0)
+    number = all_rows.groupby(columns, sort=False).ngroup().to_numpy()
+    repeat = all_rows.groupby([side, number]).cumcount()
     us = np.full((2, number.max() + 1, repeat.max() + 1), np.nan)
-    us[side, number, repeat] = every["us"]
+    us[side, number, repeat] = all_rows["us"]
 
     # a column for each figure, a row for each kernel and shape
     figures, table_values = judge(us[0], us[1], rule=rule, bound=bound, paired=paired)
     for name in ("golden_repeats", "tot_repeats"):
         agreeing, all_repeats = figures[name]
         figures[name] = [f"{n}/{total}" for n, total in zip(agreeing, all_repeats, strict=True)]
-    table = pd.DataFrame({"key": every[columns].drop_duplicates().to_dict("records"), **figures})
-    if CONFIG in every:
-        configs = every.groupby([number, side])[CONFIG].last().unstack()
+    table = pd.DataFrame({"key": all_rows[columns].drop_duplicates().to_dict("records"), **figures})
+    if CONFIG in all_rows:
+        configs = all_rows.groupby([number, side])[CONFIG].last().unstack()
         table["golden_config"] = configs.get(0)
         table["tot_config"] = configs.get(1)
     table = table.astype(object)
@@ -188,18 +189,7 @@ def _config_files(rows: Rows, rule: RegressionRule) -> list[Document]:
             changed.setdefault(new[0], []).append({**row, **entries})
     documents = []
     for path, file_rows in sorted(changed.items()):
-        slower = [
-            {
-                "key": row["key"],
-                "old_us": row["golden_us"],
-                "new_us": row["tot_us"],
-                "old": row["old"],
-                "new": row["new"],
-                "limit_us": float(rule.limit(row["golden_us"])),
-            }
-            for row in file_rows
-            if row["verdict"] == "regression"
-        ]
+        slower = [_slower_row(row, rule) for row in file_rows if row["verdict"] == "regression"]
         verdict = "accepted"
         if slower:
             verdict = "rejected"
@@ -216,6 +206,17 @@ def _config_files(rows: Rows, rule: RegressionRule) -> list[Document]:
             }
         )
     return documents
+
+
+def _slower_row(row: Document, rule: RegressionRule) -> Document:
+    return {
+        "key": row["key"],
+        "old_us": row["golden_us"],
+        "new_us": row["tot_us"],
+        "old": row["old"],
+        "new": row["new"],
+        "limit_us": float(rule.limit(row["golden_us"])),
+    }
 
 
 def _summary(results: Document) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """The result files of a run, written from its ledger, each complete or absent (docs/reference/files.md).
 
-The controller calls `provenance` and `export` at the end of a run; a merge takes `winners` and `candidates`. The files
-of a bench are in `bench.py`, the record beside a row of a tuned table in `run_facts.py`.
+At the end of a run the controller calls `make_provenance`, then `export`, which writes the files. A merge takes
+`winner_rows` and `candidate_rows`. The files of a bench are in `bench.py`; the record beside a row of a tuned table is
+in `run_facts.py`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from orchestrator import __version__
 from orchestrator.configs.winners import write_winners
 from orchestrator.files.cells import cell, no_formula, utc
 from orchestrator.files.write import write_atomic, write_csv
-from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
+from orchestrator.ledger.reader import ProfileRow, ShapeState, SlotInfo
+from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results import Document
 from orchestrator.results.bench import BenchResults, redacted
 from orchestrator.results.run_results import RunResults
 from orchestrator.tables.table import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
@@ -59,7 +60,7 @@ def write_tuned(results: RunResults, paths: RunPaths) -> None:
 
 def write_profile(results: RunResults, path: Path) -> None:
     """Write every candidate, measured or not (us -1), in the order of arrival."""
-    _write(path, (*results.family.aiter_header, *PROFILE_EXTRA), (row.values() for row in candidates(results)))
+    _write(path, (*results.family.aiter_header, *PROFILE_EXTRA), (row.values() for row in candidate_rows(results)))
 
 
 def write_failed(results: RunResults, paths: RunPaths) -> None:
@@ -83,15 +84,14 @@ def _place(row: ProfileRow | ShapeState) -> dict[str, str]:
     return {"attempt": row.attempt, "node": row.node, "slot": row.slot}
 
 
-def winners(results: RunResults) -> Iterator[Document]:
-    """The rows of the shapes tuned in a run as a merge takes them, each with its spread."""
+def winner_rows(results: RunResults) -> Iterator[Document]:
+    """The winners as a merge takes them: the columns of tuned.csv, `attempt`, `node`, `slot` and `spread`."""
     for row in results.winners:
-        spread = results.noisy.get(row.shape) or row.row.get("spread", 0.0)
-        yield {**tuned_columns(row, results.family), **_place(row), "spread": spread}
+        yield {**tuned_columns(row, results.family), **_place(row), "spread": results.spread_of(row) or 0.0}
 
 
-def candidates(results: RunResults) -> Iterator[Document]:
-    """The rows of profile.csv: those of every candidate. The spread of a noisy winner covers its first time too."""
+def candidate_rows(results: RunResults) -> Iterator[Document]:
+    """Every candidate as a row of profile.csv: the columns of tuned.csv and those of PROFILE_EXTRA."""
     winner_ids = {winner.id for winner in results.winners}
     unconfirmed = {shape.id for shape, _ in results.unconfirmed}
     for row in results.ledger.profile_rows():
@@ -100,106 +100,96 @@ def candidates(results: RunResults) -> Iterator[Document]:
             if isinstance(value, str):
                 shown[name] = no_formula(value)
         is_winner = row.id in winner_ids
-        if is_winner and row.shape in results.noisy:
-            shown["spread"] = results.noisy[row.shape]
+        if is_winner:
+            shown["spread"] = results.spread_of(row)
         marks = {"winner": int(is_winner), "unconfirmed": int(is_winner and row.shape in unconfirmed)}
         yield {**tuned_columns(row, results.family), **_place(row), **shown, **marks}
 
 
-def provenance(results: RunResults, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = "") -> Document:
+def make_provenance(
+    results: RunResults, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = ""
+) -> Document:
     """The document of provenance.json (docs/reference/files.md). References to the environment stay references."""
-    ledger = results.ledger
-    options = dict(config.options)
-    if recorded_tuner(ledger.meta("tuner", "")).side_by_side:
-        options = redacted(options)
-    slots = ledger.slots()
     return {
         "format": FORMAT,
-        "run": config.run,
-        "state": ledger.state,
-        "created": utc(config.created),
-        "written": utc(time.time()),
-        "argv": list(config.argv),
-        "options": options,
-        "family": ledger.meta("family"),
-        "tuner": ledger.meta("tuner"),
-        "shapes": {"file": config.shapes, "sha256": config.shapes_sha256},
-        "inventory": {"file": config.inventory, "sha256": inventory_sha256},
-        "code": {"worker_sha": code_sha, "gemmfleet": _version()},
+        **_describe_request(results, config, inventory_sha256),
+        "code": {"worker_sha": code_sha, "gemmfleet": __version__},
         "controller": {
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",
         },
+        **_describe_machines(results),
+        **_describe_outcome(results),
+    }
+
+
+def _describe_request(results: RunResults, config: RunConfig, inventory_sha256: str) -> Document:
+    """The request of the run: its options, its times and its files."""
+    tuner = results.ledger.meta("tuner")
+    options = dict(config.options)
+    if recorded_tuner(tuner or "").side_by_side:
+        options = redacted(options)
+    return {
+        "run": config.run,
+        "state": results.ledger.state,
+        "created": utc(config.created),
+        "written": utc(time.time()),
+        "argv": list(config.argv),
+        "options": options,
+        "family": results.family.name,
+        "tuner": tuner,
+        "shapes": {"file": config.shapes, "sha256": config.shapes_sha256},
+        "inventory": {"file": config.inventory, "sha256": inventory_sha256},
+    }
+
+
+def _describe_machines(results: RunResults) -> Document:
+    """The devices, images and AITERs of the slots, and what was measured where."""
+    slots = results.slots
+    shared = []
+    for node in results.ledger.replayed.nodes.values():
+        for since, state, why in node.history:
+            if state == "shared":  # from then on it ran beside other jobs
+                shared.append({"node": node.name, "since": utc(since), "with": why})
+    winners_by_device = Counter((winner.gfx, winner.cu_num or 0, winner.node) for winner in results.winners)
+    return {
         "devices": [{"node": s.node, "slot": s.slot, "device": s.device, "worker": s.info} for s in slots],
         "images": {slot.node: slot.info["image"] for slot in slots if slot.info.get("image")},
         "measured_on": [
-            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n}
-            for gfx, cu_num, node, n in measured_on(results.winners)
+            {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": tuned}
+            for (gfx, cu_num, node), tuned in sorted(winners_by_device.items())
         ],
-        "shared": _shared_nodes(ledger),
-        "unpromised": unpromised(ledger),
+        "shared": shared,
+        "unpromised": describe_unpromised(slots),
+    }
+
+
+def _describe_outcome(results: RunResults) -> Document:
+    """The results of the shapes by number, and the candidates that were blocked."""
+    ledger = results.ledger
+    name_key = results.family.named_key
+    unconfirmed = []
+    for shape, blocked in results.unconfirmed:  # their winners were chosen without these candidates
+        candidates = [candidate.to_json() for candidate in blocked[:MOST_BLOCKED]]
+        unconfirmed.append({"shape": name_key(shape.key), **_place(shape), "why": shape.detail, "withheld": candidates})
+    withheld = []
+    for candidate in ledger.blocked_candidates()[:MOST_BLOCKED]:
+        withheld.append({"shape": name_key(ledger.keys[candidate.shape]), **candidate.to_json()})
+    return {
         "counts": results.counts.to_json(),
         "failures": ledger.failures(),
-        "unconfirmed": _unconfirmed_shapes(results),
-        "withheld": _blocked_candidates(ledger),
+        "unconfirmed": unconfirmed,
+        "withheld": withheld,
         "spent_s": {part: round(seconds, 3) for part, seconds in sorted(ledger.spent().items())},
     }
 
 
-def _version() -> str:
-    """This program's version."""
-    try:
-        return metadata.version("gemmfleet")
-    except metadata.PackageNotFoundError:
-        return "unknown (not installed)"
-
-
-def measured_on(winners: Iterable[ProfileRow]) -> list[tuple[str, int, str, int]]:
-    """(gfx, cu_num, node, number of winners) of the devices that have some."""
-    counts = Counter((winner.gfx, winner.cu_num or 0, winner.node) for winner in winners)
-    return [(*device, count) for device, count in sorted(counts.items())]
-
-
-def _shared_nodes(ledger: LedgerReader) -> list[Document]:
-    """The times from which a node ran beside other jobs."""
-    documents = []
-    for node in ledger.replayed.nodes.values():
-        for since, state, why in node.history:
-            if state == "shared":
-                documents.append({"node": node.name, "since": utc(since), "with": why})
-    return documents
-
-
-def unpromised(ledger: LedgerReader) -> list[str]:
+def describe_unpromised(slots: Iterable[SlotInfo]) -> list[str]:
     """A sentence for each AITER that gemmfleet does not promise to drive, with its nodes."""
     nodes: dict[str, dict[str, None]] = {}
-    for slot in ledger.slots():
+    for slot in slots:
         aiter = slot.device.get("aiter")
         warning = aiter.get("warning") if isinstance(aiter, dict) else None
         if warning and isinstance(warning, str):
             nodes.setdefault(warning, {})[slot.node] = None
     return [f"{', '.join(names)}: {warning}" for warning, names in nodes.items()]
-
-
-def _unconfirmed_shapes(results: RunResults) -> list[Document]:
-    """Winners that were chosen without some of the candidates."""
-    documents = []
-    for shape, blocked in results.unconfirmed:
-        documents.append(
-            {
-                "shape": results.family.named_key(shape.key),
-                **_place(shape),
-                "why": shape.detail,
-                "withheld": [candidate.to_json() for candidate in blocked[:MOST_BLOCKED]],
-            }
-        )
-    return documents
-
-
-def _blocked_candidates(ledger: LedgerReader) -> list[Document]:
-    """Candidates that no slot should measure, or that a slot lost though they run elsewhere."""
-    documents = []
-    for candidate in ledger.blocked_candidates()[:MOST_BLOCKED]:
-        shape = ledger.family.named_key(ledger.keys[candidate.shape])
-        documents.append({"shape": shape, **candidate.to_json()})
-    return documents

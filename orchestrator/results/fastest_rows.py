@@ -1,6 +1,8 @@
 """Reduces files of measurements to what `analyze` needs: the fastest valid row of each shape and backend.
 
-`reduce_files` reads all files, chunk by chunk, because a profile may have millions of rows.
+`analyze` calls `reduce_files`, which reads each file chunk by chunk because a profile may have millions of rows, then
+`join_files`. Both work on frames with the columns `gfx`, `cu_num`, those of the family's key, `backend`, `us` (NaN: no
+valid row), `err`, `kernel`, and a count of the rows that were left out for each reason of COUNTED.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ def join_files(files: Sequence[ReducedFile], family: Family, notes: list[str]) -
 
 
 class ReducedFile:
-    """A file, read and reduced.
+    """A file, read and reduced. Raises InputError if it is damaged, or has more groups than a tuning result can have.
 
-    `best`: a row a shape and backend, with its fastest valid row and the counts of those left out; `wrong`: the rows
-    beyond the error ratio, the largest errors first. `rows`: how many measurements were read, `no_shape`: how many of
-    them have no whole key.
+    `best`: one row for each shape and backend, its fastest valid one, with the counts of those left out. `wrong`: the
+    rows beyond the error ratio, the largest errors first. `rows`: how many measurements were read. `no_shape`: how many
+    of them lack a part of the key.
     """
 
     def __init__(self, table: InputTable, family: Family, limit: float) -> None:
@@ -90,7 +92,8 @@ class ReducedFile:
         return best, wrong
 
     def _parts(self, chunk: pd.DataFrame) -> Iterator[pd.DataFrame]:
-        """The measurements of a chunk: one frame, or of a wide benchmark one for each backend."""
+        """The measurements of a chunk as one frame; those of a wide benchmark, which has a column of times for each
+        backend, as a frame for each."""
         optional = ("err", "kernel", "kernel_id")
         rows = chunk[[name for name in (*self.family.key_names, *DEVICE, *optional) if name in chunk]]
         rows = rows.assign(**{name: float("nan") for name in optional if name not in chunk})
@@ -127,7 +130,8 @@ def reduced(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _cleaned(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
-    """The same with all columns of device and key, texts cleaned and spelled as the family spells them."""
+    """The rows with every column of device and key, texts cleaned and spelled as the family spells them. Changes and
+    returns `rows`."""
     for column in family.columns:
         name = column.name
         if name not in rows:
@@ -195,7 +199,7 @@ def _candidate_columns(chunk: pd.DataFrame, family: Family) -> dict[str, Any]:
 
 
 def _adopt_unknown_device(best: pd.DataFrame, wrong: pd.DataFrame, family: Family, notes: list[str]) -> None:
-    """Rows without gfx and cu_num belong to the one device that there is."""
+    """Give the rows without gfx and cu_num the device of the others if that is one. Adds a note on what was done."""
     devices = {(gfx, cu_num or None) for gfx, cu_num in best[DEVICE].drop_duplicates().itertuples(index=False)}
     devices -= {("", None)}
     unknown = best[_has_no_device(best)][list(family.key_names)].drop_duplicates()

@@ -1,12 +1,13 @@
 """The worth of a run's winners: their gain over the calls of a workload, and over the median candidate.
 
-Also the note on winners whose times are not to be trusted.
+`gemmfleet gain` calls `times_before`, then `gain_of_workload`. The page of a run's end shows `gains_over_median`, and
+`noise_note` on winners whose times are not to be trusted. What a run with --by-value won is in `planning/roofline.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -45,8 +46,9 @@ class ShapeGain:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
-    """The gain of a run. `rows`: shapes with times before and after, the largest gain first. `left_out`: others."""
+class WorkloadGain:
+    """The gain of a run over the calls of a workload. `rows`: shapes with times before and after, the largest gain
+    first. `left_out`: shapes without a time before."""
 
     rows: tuple[ShapeGain, ...]
     left_out: tuple[Key, ...]
@@ -65,10 +67,16 @@ class Gain:
         return math.hypot(*(row.calls * row.sigma_us for row in self.rows))
 
 
-def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, float], family: Family) -> Gain:
-    """The gain of a run. A shape without a row takes the row of its padded M, as AITER's lookup does. If there is no
-    such row either, its time does not change."""
-    after = {winner.key: (winner.us, SIGMA * winner.row.get("spread", 0.0)) for winner in ledger.winners()}
+def gain_of_workload(
+    winners: Iterable[ProfileRow], calls: Mapping[Key, float], before: Mapping[Key, float], family: Family
+) -> WorkloadGain:
+    """The gain of a run with these winners. `calls`: how often the workload calls each shape. `before`: the time of
+    each in microseconds (`times_before`).
+
+    A shape without a row takes the row of its padded M, as AITER's lookup does. If there is no such row either, its
+    time does not change.
+    """
+    after = {winner.key: (winner.us, SIGMA * winner.row.get("spread", 0.0)) for winner in winners}
     rows = []
     left_out = []
     for key, count in calls.items():
@@ -81,13 +89,20 @@ def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, 
         # a table has no spread: we assume that the time before has the same error as the time after
         rows.append(ShapeGain(key, count, before_us, us, spread * math.hypot(before_us, us)))
     rows.sort(key=lambda row: -row.won_us)
-    return Gain(tuple(rows), tuple(left_out))
+    return WorkloadGain(tuple(rows), tuple(left_out))
 
 
-def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, family: Family) -> dict[Key, float]:
-    """Times before the run in microseconds. They come from `table`'s rows of its chip; else from the rows that its
-    merge found (if the old kernel was measured beside the new one, that time); else from the column now_us of its
-    shapes. Raises InputError."""
+def times_before(
+    paths: RunPaths, winners: Iterable[ProfileRow], table: Path | None, family: Family
+) -> dict[Key, float]:
+    """Times before the run in microseconds, by shape. The first of these counts that has the shape:
+
+    1. `table`, the rows of the winners' chip;
+    2. the rows that the run's merge found; if the old kernel was measured beside the new one, that time;
+    3. the column now_us of the run's shapes.
+
+    Raises InputError.
+    """
     times: dict[Key, float] = {}
     if paths.annotations.exists():
         times |= numbers(read_shapes(paths.annotations, family), NOW)
@@ -99,29 +114,31 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
             if us and all(name in row["key"] for name in family.key_names):
                 times[tuple(row["key"][name] for name in family.key_names)] = us
     if table is not None:
-        chips = {family.chip(winner.gfx, winner.cu_num or 0) for winner in ledger.winners()}
+        chips = {family.chip(winner.gfx, winner.cu_num or 0) for winner in winners}
         for line in read_table(table, family, doubled=True).rows:
             if line.us is not None and line.key[:2] in chips:
                 times[line.key[2:]] = line.us
     return times
 
 
-def gains(ledger: LedgerReader, of_winners: Sequence[ProfileRow]) -> dict[int, float]:
-    """The gain over the median candidate, by shape, for each of these winners that has other candidates (1.0: the
-    choice made no difference). Candidates are the correct ones of the settling attempt, with their first times."""
-    winners = {winner.shape: winner for winner in of_winners}
-    ids = ", ".join(str(int(shape)) for shape in winners)
+def gains_over_median(ledger: LedgerReader, winners: Iterable[ProfileRow]) -> dict[int, float]:
+    """The median candidate's time over that of each winner, by shape; without winners that were alone.
+
+    Candidates are the correct ones of the settling attempt, with their first times. 1.0: the choice made no difference.
+    """
+    winner_of = {winner.shape: winner for winner in winners}
+    ids = ", ".join(map(str, winner_of))
     rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({ids})")
     others: dict[int, list[float]] = {}
     for shape, us, row_id, attempt in rows:
-        winner = winners[shape]
+        winner = winner_of[shape]
         if attempt == winner.attempt and row_id != winner.id:
             others.setdefault(shape, []).append(us)
-    return {shape: median(times) / winners[shape].us for shape, times in others.items()}
+    return {shape: median(times) / winner_of[shape].us for shape, times in others.items()}
 
 
 def noise_note(shapes: Sequence[str], run: str) -> str:
-    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy. `run`: as it is typed.
+    """A sentence on the noisy winners of these shapes, "" if no winner is noisy. `run`: as it is typed.
 
     The leaders are measured again before one of them wins. If the winner then takes another time than at first,
     something disturbed the machine, and neither its time nor the choice can be trusted.

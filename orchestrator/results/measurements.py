@@ -85,17 +85,19 @@ def find_sources(sources: Sequence[str], *, runs: Path, family: Family | None = 
         for source in sources or (None,):
             kind, path = locate_input(source, runs)
             if kind == "run":
-                finder.run(RunPaths(path))
+                finder.add_run(RunPaths(path))
             elif kind == "file":
-                finder.file(path)
+                finder.add_file(path)
             else:
-                finder.folder(path)
-        yield finder.sources(family)
+                finder.add_folder(path)
+        yield finder.tables_of(family)
 
 
 class _SourceFinder:
-    """Collects the tables: `run`, `file` or `folder` for each source, then `sources`. `aside`: a folder for tables that
-    are made here."""
+    """Collects the tables. Call `add_run`, `add_file` or `add_folder` for each source, then `tables_of`.
+
+    `aside`: a folder for tables that are made here.
+    """
 
     def __init__(self, aside: Path) -> None:
         self._aside = aside
@@ -105,8 +107,9 @@ class _SourceFinder:
         self._requested: list[Key] = []
         self._device_names: dict[str, None] = {}
 
-    def file(self, path: Path, family: Family | None = None, name: str | None = None) -> None:
-        """A file given by name. Raises InputError where it is not a table of measurements, or is damaged."""
+    def add_file(self, path: Path, family: Family | None = None, name: str | None = None) -> None:
+        """Add a file. Raises InputError if it is not a table of measurements (ForeignError), or is damaged. `name`: how
+        it is shown, if not by its own name."""
         name = name or escaped(path.name)
         guide_rows = _guide_rows(path)
         if guide_rows:
@@ -120,8 +123,8 @@ class _SourceFinder:
                 family = family_of(path)
         self._tables.append(InputTable(path, name, header, family))
 
-    def folder(self, folder: Path) -> None:
-        """A plain folder. Raises InputError where it holds nothing to read, or a damaged table."""
+    def add_folder(self, folder: Path) -> None:
+        """Add the tables in a folder that is no run. Raises InputError if none is there, or one is damaged."""
         try:
             paths = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".csv" and p.is_file())
         except OSError as e:
@@ -132,31 +135,31 @@ class _SourceFinder:
             self._note_devices(slot.get("device") for slot in devices if isinstance(slot, dict))
         family = FAMILIES.get(str(document.get("family")))
         count = len(self._tables)
-        passed: list[str] = []
+        passed_over: list[str] = []
         for path in paths:
             try:
-                self.file(path, family)
+                self.add_file(path, family)
             except ForeignError as e:
-                passed += e.faults
+                passed_over += e.faults
         if len(self._tables) == count:
-            raise InputError([f"{escaped(str(folder))}: holds no CSV with measurements", *passed[:20]])
-        self._notes += [f"passed over {fault}" for fault in passed]
+            raise InputError([f"{escaped(str(folder))}: holds no CSV with measurements", *passed_over[:20]])
+        self._notes += [f"passed over {fault}" for fault in passed_over]
         self._titles.append(escaped(folder.name or str(folder)))
 
-    def run(self, paths: RunPaths) -> None:
-        """A run's rows, the shapes requested, the names of its devices; of a bench the means of its runs."""
+    def add_run(self, paths: RunPaths) -> None:
+        """Add a run: its rows (of a bench their means), the shapes that it settled, the names of its devices."""
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             is_running = bool(holder(paths.lock))
             if recorded_tuner(ledger.meta("tuner", "")).side_by_side:  # the mean of its runs, not the luckiest row
                 if not paths.bench.is_file():
                     raise InputError(f"run {paths.run} is a bench that has not ended: it has no bench.csv yet")
-                self.file(paths.bench, ledger.family)
+                self.add_file(paths.bench, ledger.family)
             elif paths.profile.is_file() and not is_running and ledger.state in AT_REST:
-                self.file(paths.profile, ledger.family)
+                self.add_file(paths.profile, ledger.family)
             else:
                 profile = self._aside / f"{len(self._tables)}-profile.csv"
                 write_profile(RunResults.read(ledger), profile)
-                self.file(profile, ledger.family, f"ledger of {paths.run}")
+                self.add_file(profile, ledger.family, f"ledger of {paths.run}")
                 state = "has not ended: what its ledger holds"
                 if is_running:
                     state = "is under way: what it has measured so far"
@@ -171,16 +174,16 @@ class _SourceFinder:
             if name:
                 self._device_names[name] = None
 
-    def sources(self, wanted: Family | None) -> InputTables:
-        """All that was found, of one family. Raises InputError where there are several."""
+    def tables_of(self, wanted: Family | None) -> InputTables:
+        """All that was added, of one family. Raises InputError if there are several and none is `wanted`."""
         family = wanted or self._only_family()
-        mine = [table for table in self._tables if table.family in (None, family)]
-        others = [table for table in self._tables if table not in mine]
+        of_family = [table for table in self._tables if table.family in (None, family)]
+        others = [table for table in self._tables if table not in of_family]
         required = [column.name for column in family.columns if column.required]
         notes = list(self._notes)
         files = []
         without_errors = []
-        for table in mine:
+        for table in of_family:
             columns = measurement_columns(table.header, family)
             missing = [name for name in required if name not in columns.keys]
             if missing:

@@ -1,4 +1,8 @@
-"""Shows the documents of `analyze` and `compare` to people: tables and sentences on a page (`cli.printer`)."""
+"""Shows the documents of `analyze` and `compare` to people: adds tables and sentences to a page.
+
+`add_analysis` shows what `analyze.py` made, `add_comparison` what `comparison.py` made. `cli/printer.py` prints the
+page, or makes Markdown of it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.backend_names import backend_label
-from orchestrator.pages import ALL, Cell, Page
-from orchestrator.results import Document
-from orchestrator.results.analyze import LEAD, OFF, spread_of
+from orchestrator.pages import ALL, Cell, Document, Page
+from orchestrator.results.analyze import LEAD, MOST_DEVIATION, spread_of
 from orchestrator.results.comparison import percent
 from orchestrator.results.fastest_rows import device_text
 from orchestrator.results.verdicts import AGAIN_BOUND
@@ -164,7 +167,7 @@ def _by_error(row: Document) -> tuple[float, float]:
 
 
 def _add_reference(page: Page, reference: Document) -> None:
-    """Add the published figures beside the measured ones. A deviation of more than OFF is marked with a `!`."""
+    """Add the published figures beside the measured ones. One that deviates by more than MOST_DEVIATION has a `!`."""
     rows: list[Sequence[Cell]] = []
     measured = 0
     deviating = 0
@@ -184,7 +187,7 @@ def _add_reference(page: Page, reference: Document) -> None:
     page.table(heads, rows, right=("published", "measured", "deviation"), most=len(rows))
     page.line(
         f"{measured} of {len(rows)} published shapes were measured, {deviating} of them deviate by more than"
-        f" {OFF:.0%} (!)",
+        f" {MOST_DEVIATION:.0%} (!)",
         reference["source"],
     )
 

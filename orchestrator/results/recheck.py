@@ -1,7 +1,7 @@
 """The recheck of a tuned table on another build: the kernels to measure, and the verdict on each row.
 
 `rows_to_check` chooses each row's kernel and its runners-up, `write_rows` keeps them for the run that measures them
-without a search (`kernels_to_check`), and `judge` compares the run's times with those of the table.
+without a search (`kernels_to_check`), and `judge_rows` compares the run's times with those of the table.
 
 A row is `gone` if its kernel is wrong or does not run there. It is `slower` if it got slower than the median row by
 more than a tolerance; the median takes out the clocks, which differ between sessions. It is `overtaken` if a runner-up,
@@ -24,7 +24,7 @@ from orchestrator.errors import InputError
 from orchestrator.files.read import read_json
 from orchestrator.files.write import write_atomic
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
-from orchestrator.results import Document
+from orchestrator.pages import Document
 from orchestrator.tables.decision import Time, decide
 from orchestrator.tables.keys import Key, key_of, number_of
 from orchestrator.tables.merge_input import MergeInput
@@ -36,8 +36,8 @@ FEW = 5
 """With fewer measured rows than this, their median does not count as the difference of the sessions."""
 Verdict = Literal["good", "gone", "slower", "overtaken", "not measured"]
 T = TypeVar("T")
-Named = tuple[str, str]
-"""Name and splitK, which identify a kernel in every build."""
+KernelName = tuple[str, str]
+"""(name, splitK), which identify a kernel in every build, as its number does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class RowToCheck:
     known: int
 
     @property
-    def name(self) -> Named:
+    def name(self) -> KernelName:
         """Name and splitK of its own kernel."""
         return self.kernels[0].name, self.kernels[0].split
 
@@ -62,7 +62,7 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
     if family.two_stages:
         raise InputError(f"a row of {family.name} is a pair of kernels, which recheck cannot measure: tune it again")
     table = {key_of(cells, family): cells for cells in sources.newcomers() if (number_of(cells["us"]) or 0.0) > 0}
-    measured: dict[Key, dict[Named, tuple[float, TableKernel]]] = {key: {} for key in table}
+    measured: dict[Key, dict[KernelName, tuple[float, TableKernel]]] = {key: {} for key in table}
     for cells in sources.beside():
         if cells.get("status", "ok") != "ok":
             continue
@@ -80,7 +80,7 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
     return checks
 
 
-def _keep_fastest(kernels: dict[Named, tuple[float, T]], name: Named, measurement: tuple[float, T]) -> None:
+def _keep_fastest(kernels: dict[KernelName, tuple[float, T]], name: KernelName, measurement: tuple[float, T]) -> None:
     """Keep a measurement (us, its row) of a kernel, unless an earlier one is as fast."""
     if name not in kernels or measurement[0] < kernels[name][0]:
         kernels[name] = measurement
@@ -131,7 +131,7 @@ def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
 class CheckedRow:
     """The verdict on a row. Times are in microseconds, None if not measured. `by`: the fastest runner-up now."""
 
-    key: tuple[int | str, ...]
+    key: Key
     verdict: Verdict
     kernel: str
     then_us: float
@@ -174,11 +174,11 @@ def slot_seconds(ledger: LedgerReader) -> float:
     return sum(attempt.seconds for attempt in attempts) + ledger.spent().get("start", 0.0)
 
 
-def judge(ledger: LedgerReader, path: Path) -> Recheck:
+def judge_rows(ledger: LedgerReader, path: Path) -> Recheck:
     """Judge the rows of a recheck by its run's measurements. `path`: the file of `write_rows`."""
     document = read_json(path)
     checks = _read_rows(document)
-    measured: dict[int, dict[Named, tuple[float, ProfileRow]]] = {shape: {} for shape in checks}
+    measured: dict[int, dict[KernelName, tuple[float, ProfileRow]]] = {shape: {} for shape in checks}
     for row in ledger.profile_rows():
         if row.shape in measured and not row.winner:
             _keep_fastest(measured[row.shape], _name_of(row), (_us(row), row))
@@ -200,7 +200,7 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     return Recheck(document["table"], tuple(rows), drift, slot_seconds(ledger))
 
 
-def _name_of(row: ProfileRow) -> Named:
+def _name_of(row: ProfileRow) -> KernelName:
     return row.kernel_name, str(row.row.get("splitK", 0))
 
 
@@ -211,8 +211,8 @@ def _us(row: ProfileRow) -> float:
 def _check_row(
     shape: ShapeState,
     check: RowToCheck,
-    measured: Mapping[Named, tuple[float, ProfileRow]],
-    winner: Named | None,
+    measured: Mapping[KernelName, tuple[float, ProfileRow]],
+    winner: KernelName | None,
     most: float,
 ) -> CheckedRow:
     """The verdict on one row. `winner`: the run's winner of the shape. `most`: the row is slower if time now over time

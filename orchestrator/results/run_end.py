@@ -18,8 +18,8 @@ from orchestrator.pages import MOST_ROWS
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning.roofline import Gain
 from orchestrator.policy.model import State
-from orchestrator.results.export import candidates, unpromised, winners
-from orchestrator.results.gain import gains
+from orchestrator.results.export import candidate_rows, describe_unpromised, winner_rows
+from orchestrator.results.gain import gains_over_median
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.results.run_results import RunResults
 from orchestrator.tables.merge import MergeReport, merge
@@ -32,8 +32,7 @@ class RunEnd:
 
     `merge`: None without a table or a winner, or if the merge was refused; then `refusal` says why. `won`: only in a
     run with --by-value. `not_worth_it`: why shapes were left out at its limit, one text for each. `gains`: of the
-    winners that a page shows, how many times as fast as the median candidate they are. `unpromised`: a sentence for
-    each AITER that we do not promise to drive.
+    winners that a page shows, how many times as fast as the median candidate they are.
     """
 
     paths: RunPaths
@@ -47,7 +46,6 @@ class RunEnd:
     won: Gain | None
     not_worth_it: Sequence[str]
     gains: Mapping[int, float]
-    unpromised: Sequence[str]
 
     @property
     def is_unsettled(self) -> bool:
@@ -61,6 +59,11 @@ class RunEnd:
         return self.config.db is not None and self.refusal is None
 
     @property
+    def unpromised(self) -> list[str]:
+        """A sentence for each AITER that we do not promise to drive."""
+        return describe_unpromised(self.results.slots)
+
+    @property
     def shared_nodes(self) -> list[str]:
         """Nodes on which others had jobs during the run (--busy share)."""
         nodes = self.replayed.nodes.values()
@@ -72,7 +75,8 @@ def end_run(paths: RunPaths, state: str) -> RunEnd:
     config = RunConfig.read(paths.config)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         results = RunResults.read(ledger)
-        report, refusal = None, None
+        report = None
+        refusal = None
         if config.db and results.winners:
             try:
                 report = merge_into_table(results, paths, config)
@@ -89,18 +93,17 @@ def end_run(paths: RunPaths, state: str) -> RunEnd:
             refusal,
             results.won(),
             [shape.detail for shape in ledger.shapes("skipped") if shape.reason == NOT_WORTH_IT],
-            gains(ledger, results.winners[:MOST_ROWS]),
-            unpromised(ledger),
+            gains_over_median(ledger, results.winners[:MOST_ROWS]),
         )
 
 
 def merge_into_table(results: RunResults, paths: RunPaths, config: RunConfig) -> MergeReport:
     """Merge the winners into the run's table, and keep the report in the run's folder. Raises InputError."""
     report = merge(
-        winners(results),
+        winner_rows(results),
         Path(str(config.db)),
         results.family,
-        profile=candidates(results),
+        profile=candidate_rows(results),
         facts=RunFacts(paths.root, results),
         err_ratio=config.err_ratio,
     )

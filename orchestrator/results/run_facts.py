@@ -1,4 +1,10 @@
-"""The record of a newcomer, which a merge keeps beside its row in a tuned table: where and how it was measured."""
+"""The record of a newcomer, which a merge keeps beside its row in a tuned table: where and how it was measured.
+
+A merge calls `RunFacts` with each row that it takes from a run, and keeps the record that it returns, such as
+
+    {"run": "20261129-1", "flags": {}, "image": "sha256:ab12...", "tuner": "aiter e4048607a5", "attempt": "g0001-1",
+     "node": "n1", "slot": "0", "device": "AMD Instinct MI355X", "spread": 0.004, "tried": 31, "failed": 2, ...}
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,9 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.cells import cell, utc
-from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report
+from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
-from orchestrator.results import Document
 from orchestrator.results.export import tuned_columns
 from orchestrator.results.run_results import RunResults
 from orchestrator.tables.keys import Key, KeyFault, key_of, number_of
@@ -22,10 +28,10 @@ _COUNTS = "SELECT attempt, shape, count(*), sum(status <> 'ok') FROM rows WHERE 
 
 
 class RunFacts:
-    """The fields of a newcomer's record, from the run's results (by default: as its ledger has them) and its
-    provenance.json; callable.
+    """Makes the records of a run's winners; called with a newcomer, it returns that newcomer's.
 
-    A run without a ledger (collected from elsewhere) gives what its provenance.json says.
+    They come from the run's results (without `results`: from its ledger) and its provenance.json. A run without a
+    ledger, collected from elsewhere, gives only what its provenance.json says.
     """
 
     def __init__(self, folder: Path, results: RunResults | None = None) -> None:
@@ -55,7 +61,7 @@ class RunFacts:
         """Keep the fields of all winners by their keys in a table."""
         ledger = results.ledger
         tuner = str(ledger.meta("tuner") or "")
-        infos = {(slot.node, slot.slot): (slot.info, slot.device) for slot in ledger.slots()}
+        slots = {(slot.node, slot.slot): slot for slot in results.slots}
         reports = ledger.reports()
         counts = {(attempt, shape): numbers for attempt, shape, *numbers in ledger.query(_COUNTS)}
         for row in results.winners:
@@ -67,19 +73,18 @@ class RunFacts:
             us = number_of(cells["us"])
             if us is None:
                 continue
-            info, device = infos.get((row.node, row.slot), ({}, {}))
-            # the spread of a noisy winner covers its first time too, as in profile.csv
-            fields = _fields(row, info, device, reports.get(row.attempt, NO_REPORT), tuner)
-            fields["spread"] = results.noisy.get(row.shape) or fields["spread"]
+            slot = slots.get((row.node, row.slot)) or SlotInfo(row.node, row.slot, {}, {})
+            report = reports.get(row.attempt, NO_REPORT)
+            fields = _fields(row, slot, report, tuner, results.spread_of(row))
             fields["tried"], fields["failed"] = counts.get((row.attempt, row.shape), (None, None))
             self._by_key[key] = (us, fields)
 
 
-def _fields(row: ProfileRow, info: Document, slot_device: Document, report: Report, tuner: str) -> Document:
+def _fields(row: ProfileRow, slot: SlotInfo, report: Report, tuner: str, spread: float | None) -> Document:
     """The fields of a winner. What its attempt reports of the device counts before what its slot reported last."""
-    device = {**slot_device, **report.device}
+    device = {**slot.device, **report.device}
     aiter = _object(device.get("aiter"))
-    versions = {**info, **device, **_object(device.get("versions"))}
+    versions = {**slot.info, **device, **_object(device.get("versions"))}
     before = report.conditions.get("before", {})
     spec = recorded_tuner(tuner)
     version = spec.version(tuner, {**versions, "aiter": aiter})
@@ -87,7 +92,7 @@ def _fields(row: ProfileRow, info: Document, slot_device: Document, report: Repo
     for moment, readings in report.conditions.items():
         clocks[moment] = {name: readings[name] for name in CLOCKS if name in readings}
     return {
-        "image": info.get("image") or aiter.get("image") or "",
+        "image": slot.info.get("image") or aiter.get("image") or "",
         # `aiter e4048607a5`, `torch 2.9.1`: what must be the same for two rows to be of one make
         "tuner": f"{tuner} {version}" if tuner and version else "",
         "kind": spec.produces or None,
@@ -98,7 +103,7 @@ def _fields(row: ProfileRow, info: Document, slot_device: Document, report: Repo
         "gpu": before.get("id") or before.get("pci"),
         "aiter_commit": aiter.get("commit"),
         "rocm": versions.get("rocm") or versions.get("hip"),
-        "spread": row.row.get("spread"),
+        "spread": spread,
         "samples": row.row.get("samples"),
         "margin": row.row.get("margin"),
         "clocks": clocks,

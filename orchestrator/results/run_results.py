@@ -1,4 +1,8 @@
-"""The results of a run, read once from its ledger: what its files, its merge and the page of its end are made from."""
+"""The results of a run, read once from its ledger: what its files, its merge and the page of its end are made from.
+
+At the end of a run the controller reads them for the run's files (`export.py`), and the command for the merge and the
+page (`run_end.py`). The live page reads the ledger itself, new rows only (`report/measured.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.ledger.blocked import BlockedCandidate
-from orchestrator.ledger.reader import Counts, LedgerReader, ProfileRow, ShapeState
+from orchestrator.ledger.reader import Counts, LedgerReader, ProfileRow, ShapeState, SlotInfo
 from orchestrator.planning.roofline import Gain, Worth, measure_gain
 from worker.families import Family
 
@@ -25,7 +29,8 @@ class RunResults:
     candidates are too many for that: they are read from `ledger`, which stays open as long as somebody needs them.
 
     `noisy`: the spread of each noisy winner, by shape; unconfirmed winners are left out. `unconfirmed`: shapes whose
-    winner rests on one slot's evidence, with the candidates that were left out there.
+    winner rests on one slot's evidence, with the candidates that were blocked there. `slots`: the latest that the
+    workers of each slot reported.
     """
 
     ledger: LedgerReader
@@ -35,6 +40,7 @@ class RunResults:
     noisy: Mapping[int, float]
     failed: Sequence[ShapeState]
     unconfirmed: Sequence[tuple[ShapeState, Sequence[BlockedCandidate]]]
+    slots: Sequence[SlotInfo]
 
     @classmethod
     def read(cls, ledger: LedgerReader) -> RunResults:
@@ -49,7 +55,13 @@ class RunResults:
                 ledger.noisy(winners),
                 ledger.failed(),
                 ledger.unconfirmed(),
+                ledger.slots(),
             )
+
+    def spread_of(self, winner: ProfileRow) -> float | None:
+        """The spread of a winner's times, None if its tuner measures none. That of a noisy winner covers the time that
+        it had at first, too."""
+        return self.noisy.get(winner.shape) or winner.row.get("spread")
 
     def won(self) -> Gain | None:
         """The gain of a run with --by-value so far; None for any other run."""

@@ -1,37 +1,38 @@
-"""Reads the two sides of `compare`: their times from CSVs, and the records of the environments that measured them.
+"""Reads the two sides of `compare` from CSVs: tables of a tuner or a bench, or profiles of rocprofv3.
 
-`golden` is the old side, `tot` (top of tree) the new one. `read_sides` reads all files; `differences` and `in_turn`
-compare the records. `comparison.py` judges the times.
-
-Every fault names file and line. An environment record is `NAME.env.json` beside `NAME.csv`, or `environment.json`: one
-JSON object of plain values (docs/reference/files.md lists the known fields). `switches` holds an object of environment
-variables. Other fields are shown and compared as well.
+`golden` is the old side, `tot` (top of tree) the new one. `compare` calls `read_sides`; `comparison.py` joins the rows
+and judges them. The record beside a CSV, which says where it was measured, is in `environment_record.py`. Every fault
+names file and line.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from orchestrator import clean
 from orchestrator.errors import InputError
 from orchestrator.files.faults import Faults, escaped, shown
-from orchestrator.files.read import csv_records, read_bytes
+from orchestrator.files.read import csv_records
 from orchestrator.paths import RunPaths
-from orchestrator.results.bench import ENV_FORMAT, MEASURED
+from orchestrator.results.bench import MEASURED
+from orchestrator.results.environment_record import Fields, join_records, read_record
 from orchestrator.results.measurement_csv import read_header
-from orchestrator.results.rocprof import is_rocprof, timings
 from orchestrator.tables.run_folders import locate_input
 from worker.families import FAMILIES, NULLS
 from worker.text import plural
 
+Line = tuple[int, Sequence[str]]
+"""(number of a line, its cells)."""
+ROCPROF_STATS = {"Name", "Calls", "AverageNs"}
+ROCPROF_TRACE = {"Kernel_Name", "Start_Timestamp", "End_Timestamp"}
+GRID = ("Grid_Size_X", "Grid_Size_Y", "Grid_Size_Z")
+"""Columns of the two CSVs of rocprofv3 that hold times of kernels."""
 TIMES = ("us", "time_us")
 # columns that name the kernel: the first set that the file has
 KERNELS = (
@@ -90,18 +91,6 @@ RESULTS = {
 }
 MAX_REPEATS = 100
 MAX_LINES = 1_000_000
-MAX_RECORD = 256 * 1024
-"""Bytes of an environment record."""
-# The meaning of a difference in a field, the most serious first. machine: no verdict on the software is possible.
-# method: measured in another way or on another card. other: every field that is not listed. test: the comparison is
-# about it. name: no meaning.
-KINDS = {
-    "machine": ("gfx", "gpu", "cu_num"),
-    "method": ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks"),
-    "other": (),
-    "test": ("triton_version", "triton_commit", "llvm_commit", "configs"),
-    "name": ("format", "env", "captured", "order", "session", "side", "python", "under_test"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +104,8 @@ class ComparedSide:
     name: str
     files: list[Path]
     rows: pd.DataFrame
-    records: list[dict[str, str]]
-    fields: dict[str, str]
+    records: list[Fields]
+    fields: Fields
     notes: list[str]
 
 
@@ -180,7 +169,7 @@ def _make_side(
     """A side from the rows of its files. Adds to `faults` if they are of several chips, or if there is no row."""
     rows = pd.concat(parts, ignore_index=True)
     names = ", ".join(escaped(str(path)) for path in files)
-    fields: dict[str, str] = {}
+    fields: Fields = {}
     for column in CHIP:
         if column not in rows:
             continue
@@ -193,7 +182,7 @@ def _make_side(
         faults.append(f"{names}: no row has a time")
     beside = dict.fromkeys(p for f in files for p in (f.with_suffix(".env.json"), f.with_name("environment.json")))
     records = [read_record(path) for path in beside if path.is_file()]
-    return ComparedSide(name, files, rows, records, fields | _joined(records), notes)
+    return ComparedSide(name, files, rows, records, fields | join_records(records), notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,22 +219,20 @@ class _Columns:
         return ""
 
 
-def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
-    """The rows of a file that have a time. Adds the rows left out to `notes`. Raises InputError with the file's
-    faults."""
+def _read_frame(path: Path, dropped: Sequence[str], faults: Faults) -> tuple[pd.DataFrame, _Columns]:
+    """All rows of a file as texts, indexed by the number of their line, which messages name; and what its columns mean.
+    Raises InputError with the file's faults."""
     where = escaped(str(path))
-    faults = Faults(path)
-    # the header, and which of its columns mean what
-    every = list(islice(csv_records(path, None), MAX_LINES + 2))
-    is_too_long = len(every) == MAX_LINES + 2  # a file that is longer is refused, never cut
-    records = [(line, cells) for line, _, cells in every if any(cells)]
+    all_lines = list(islice(csv_records(path, None), MAX_LINES + 2))
+    is_too_long = len(all_lines) == MAX_LINES + 2  # a file that is longer is refused, never cut
+    records = [(line, cells) for line, _, cells in all_lines if any(cells)]
     if not records:
         raise InputError(f"{where}:1: is empty (columns: none)")
     (header_line, header), *lines = records
     names = [name.removeprefix("\ufeff") for name in header]
-    is_profile = is_rocprof(names)
+    is_profile = set(names) >= ROCPROF_STATS or set(names) >= ROCPROF_TRACE
     if is_profile:
-        names, lines = timings(names, lines, MAX_REPEATS, where)
+        names, lines = _times_of_profile(names, lines, where)
     columns = _Columns.find(names, dropped)
     fault = columns.fault(needs_shape=not is_profile)
     if not fault and is_too_long:
@@ -254,29 +241,66 @@ def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataF
         raise InputError(f"{where}:{header_line}: {fault} (columns: {escaped(', '.join(names))[:300] or 'none'})")
     for line, cells in lines:
         if len(cells) != len(names):
-            faults.add(f"has {len(cells)} cells, the header {len(names)}; was the file cut short?", line=line)
+            faults.add(_wrong_length(cells, names), line=line)
     faults.raise_as(InputError)
+    numbers = [line for line, _ in lines]
+    frame = pd.DataFrame([cells for _, cells in lines], index=numbers, columns=pd.Index(names), dtype=object)
+    return frame, columns
 
-    # the rows with a time; each keeps the number of its line as index, for the messages
-    frame = pd.DataFrame(
-        [cells for _, cells in lines], index=[line for line, _ in lines], columns=pd.Index(names), dtype=object
-    )
+
+def _read_rows(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
+    """The rows of a file that have a time, in the form of `ComparedSide.rows`, with the chip if the file names it. Adds
+    the rows left out to `notes`. Raises InputError with the file's faults."""
+    faults = Faults(path)
+    frame, columns = _read_frame(path, dropped, faults)
     measured = frame
     if "status" in frame:
         measured = frame[frame["status"].isin(("", *MEASURED))]
     us = _times(measured[columns.time], columns, faults)
     for count, why in ((len(frame) - len(measured), "whose status is not ok"), (us.isna().sum(), "without a time")):
         if count:
-            notes.append(f"{where}: left out {plural(int(count), 'row')} {why}")
+            notes.append(f"{escaped(str(path))}: left out {plural(int(count), 'row')} {why}")
     us = us.dropna()
 
     # the kernel, the shape and the time of each
     timed = measured.loc[us.index].replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are the same
-    rows = timed[[*columns.shape, *(name for name in (*CHIP, CONFIG) if name in names)]].assign(us=us)
+    rows = timed[[*columns.shape, *(name for name in (*CHIP, CONFIG) if name in frame)]].assign(us=us)
     rows.insert(0, "kernel", _kernel_names(measured.loc[us.index], columns))
     _check_repeats(rows, timed, columns, faults)
     faults.raise_as(InputError)
     return rows
+
+
+def _times_of_profile(names: Sequence[str], lines: Sequence[Line], where: str) -> tuple[list[str], list[Line]]:
+    """Header and rows of a CSV of rocprofv3 as `kernelName`, the grid of a trace, `us`. Raises InputError.
+
+    `*_kernel_stats.csv` has one averaged time a kernel, `*_kernel_trace.csv` a row a dispatch. Neither names the shape,
+    so a kernel's grid stands for it, and dispatches with the same grid are repeats. The first dispatches warm up: only
+    the last MAX_REPEATS of each grid count. The columns are those of ROCm 6.2 to 7.1.
+    """
+    grid = [name for name in GRID if name in names]
+    kernel = "Name" if "Name" in names else "Kernel_Name"
+    dispatches: dict[tuple[str, ...], list[Line]] = defaultdict(list)
+    for number, cells in lines:
+        place = f"{where}:{number}:"
+        if len(cells) != len(names):
+            raise InputError(f"{place} {_wrong_length(cells, names)}")
+        row = dict(zip(names, cells, strict=True))
+        if row.get("Kind", "KERNEL_DISPATCH") != "KERNEL_DISPATCH":
+            continue
+        try:
+            ns = row.get("AverageNs") or int(row["End_Timestamp"]) - int(row["Start_Timestamp"])
+            us = float(ns) / 1e3
+        except (KeyError, ValueError) as e:
+            raise InputError(f"{place} is not a row of rocprofv3: {e}; drop the row") from None
+        key = (row[kernel], *(row[name] for name in grid))
+        dispatches[key].append((number, [*key, f"{us:.4f}"]))
+    kept = sorted(line for same in dispatches.values() for line in same[-MAX_REPEATS:])
+    return ["kernelName", *grid, "us"], kept
+
+
+def _wrong_length(cells: Sequence[str], names: Sequence[str]) -> str:
+    return f"has {len(cells)} cells, the header {len(names)}; was the file cut short?"
 
 
 def _times(cells: pd.Series, columns: _Columns, faults: Faults) -> pd.Series:
@@ -321,75 +345,3 @@ def _check_repeats(rows: pd.DataFrame, timed: pd.DataFrame, columns: _Columns, f
     ):
         for line, first in line_of_first[bad].items():
             faults.add(what.format(first), line=int(str(line)))
-
-
-def _joined(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The fields of several records as one record. Values that differ are listed side by side."""
-    values: dict[str, set[str]] = {}
-    for record in records:
-        for name, value in record.items():
-            values.setdefault(name, set()).add(value)
-    return {name: " | ".join(sorted(texts)) for name, texts in values.items()}
-
-
-def read_record(path: Path) -> dict[str, str]:
-    """A record as text fields; members of an object become `switches.NAME`. Raises InputError."""
-    where = escaped(str(path))
-    try:
-        document = json.loads(read_bytes(path, MAX_RECORD, InputError))
-    except (ValueError, RecursionError) as e:
-        raise InputError(f"{where}:{getattr(e, 'lineno', 1)}: is not JSON: correct it or move it away") from None
-    if not isinstance(document, dict) or document.get("format", ENV_FORMAT) != ENV_FORMAT:
-        raise InputError(f"{where}:1: is not an environment record, which is one JSON object of format {ENV_FORMAT}")
-    fields: dict[str, Any] = {}
-    for name, value in clean.document(document).items():
-        if isinstance(value, dict):
-            fields |= {f"{name}.{member}": text for member, text in value.items()}
-        else:
-            fields[name] = value
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-    return {name: text for name, text in texts.items() if text not in ("", "null")}
-
-
-def differences(
-    golden: Mapping[str, str], tot: Mapping[str, str], under_test: Iterable[str] = ()
-) -> list[dict[str, str]]:
-    """The fields that differ, the most serious first: `field`, the values `golden` and `tot` ("" for none), and `kind`.
-
-    Differences of machine and method count only if both sides name them, because a side may have no record.
-    """
-    kinds = {name: kind for kind, names in KINDS.items() for name in names}
-    for record in (golden, tot):
-        under_test = (*under_test, *record.get("under_test", "").split())
-    kinds |= dict.fromkeys(under_test, "test")
-    rows = []
-    for name in dict.fromkeys((*golden, *tot)):
-        kind = kinds.get(name, "other")
-        old = golden.get(name, "")
-        new = tot.get(name, "")
-        is_one_sided = not old or not new
-        if old == new or (is_one_sided and kind in ("machine", "method")):
-            continue
-        rows.append({"field": name, "golden": old, "tot": new, "kind": kind})
-    return sorted(rows, key=lambda row: list(KINDS).index(row["kind"]))
-
-
-def in_turn(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether all records say that the sides took turns in the same sessions.
-
-    Raises InputError if the records of one bench say that the golden side is its later `--env`.
-    """
-    for old, new in product(golden, tot):
-        number = old.get("side", "")
-        later = new.get("side", "")
-        is_numbered = number.isdecimal() and later.isdecimal()
-        if old.get("session") == new.get("session") and is_numbered and int(number) > int(later):
-            raise InputError(
-                f"the sides are swapped: in the bench {escaped(old.get('session', ''))} the golden side here"
-                f" ({escaped(old.get('env', ''))}) was --env number {number}, and the tot side"
-                f" ({escaped(new.get('env', ''))}) was number {later}. Give the file of the earlier --env first"
-            )
-    sessions = {(record.get("order"), record.get("session", "")) for record in golden}
-    if not sessions or sessions != {(record.get("order"), record.get("session", "")) for record in tot}:
-        return False
-    return all(order == "interleaved" for order, _ in sessions)

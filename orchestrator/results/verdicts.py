@@ -94,63 +94,68 @@ def judge(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Judges arrays (rows, repeats) of microseconds, with NaN for missing repeats. `paired`: the sides took turns.
 
-    Returns arrays with one entry for each row (NaN if unknown), and values for the table. Arrays of several tables
-    (tables, rows, repeats) are judged table by table. A row without evidence of noise is unstable, so a table of
-    averages stays open as a whole.
+    Returns two dicts by name: arrays with one entry for each row (NaN if unknown), and values for the table. Arrays of
+    several tables (tables, rows, repeats) are judged table by table. A row without evidence of noise is unstable, so a
+    table of averages stays open as a whole.
 
-    For a row: `p` is the probability that an unchanged row shows a change in this direction of at least this size.
-    `seen_from` is the smallest change (0.02: 2 % slower) that would have been called a regression. `beyond_rule` is the
-    verdict of the rule alone. The repeats are those that agree, and all. For a table: `threshold` is the limit for p,
-    and `judged` counts the judged rows. `averaged`: no row has repeats. `table_shift` is the median change;
-    `shift_removed` of it counts as drift. `table_slower`: the table as a whole is a regression.
+    For a row: `golden_us`, `tot_us`; `change`, as a share; `verdict`, of VERDICTS; `p`, the probability that an
+    unchanged row shows a change in this direction of at least this size; `seen_from`, the smallest change (0.02: 2 %
+    slower) that would have been called a regression; `beyond_rule`, the verdict of the rule alone; `golden_repeats`,
+    `tot_repeats`: how many agree, and all.
+
+    For a table: `threshold`, the limit for p; `judged`, the number of judged rows; `averaged`: no row has repeats;
+    `table_shift`, the median change; `shift_removed`, how much of it counts as drift; `table_slower`: the table as a
+    whole is a regression.
     """
-    before = settle(golden)
-    after = settle(tot)
+    before = settle_repeats(golden)
+    after = settle_repeats(tot)
     on_both = (before.count > 0) & (after.count > 0)
     ignored = on_both & (before.us < rule.ignore_below)
     usable = on_both & ~ignored
-    noise, degrees = learn(before, after, usable)
-    known = usable & (degrees > 0)
-    certain = before.stable & after.stable & known
+    noise, degrees = learn_noise(before, after, usable)
+    noise_is_known = usable & (degrees > 0)
+    is_certain = before.stable & after.stable & noise_is_known
     judged = _sum(usable)
 
     # the change of each row, without the drift of the table
     change = np.where(usable, after.log - before.log, 0.0)
     error = noise * np.sqrt(1 / before.divisor + 1 / after.divisor)
-    shift = shift_of(change, error, certain, paired)
-    drift = _per_row(shift.removed)
+    shift = estimate_shift(change, error, is_certain, paired)
+    drift = _add_axis(shift.removed)
     moved = change - drift
 
     # how likely chance alone makes such a change
-    deviation = np.hypot(error, _per_row(shift.extra))
-    p = np.where(known, tail(np.abs(moved) / deviation, degrees), np.nan)
+    deviation = np.hypot(error, _add_axis(shift.extra))
+    p = np.where(noise_is_known, tail_of_t(np.abs(moved) / deviation, degrees), np.nan)
     threshold = bound / np.maximum(judged, 1)
-    row_threshold = _per_row(threshold)
-    sure = p <= row_threshold
+    row_threshold = _add_axis(threshold)
+    is_significant = p <= row_threshold
 
     # what the rule says without the drift
     limit = rule.limit(before.us)
     adjusted = after.us * np.exp(-drift)
     slower = usable & (adjusted > limit)
-    faster = certain & (before.us > rule.limit(adjusted))
+    faster = is_certain & (before.us > rule.limit(adjusted))
     verdicts = {  # the first that holds counts
         "new": (before.count == 0) & (after.count > 0),
         "missing": (before.count > 0) & (after.count == 0),
         "ignored": ignored,
-        "regression": slower & sure & (moved > 0),
-        "unstable": usable & ~certain,
+        "regression": slower & is_significant & (moved > 0),
+        "unstable": usable & ~is_certain,
         "boundary": slower,
-        "improved": faster & sure,
+        "improved": faster & is_significant,
     }
-    seen = np.maximum(np.expm1(smallest(row_threshold, degrees) * deviation), limit / before.us - 1)
-    most_are_slower = 2 * _sum(slower & certain) > _sum(certain)
+    # a row without evidence of noise has no smallest change; its deviation times this limit would overflow expm1
+    least_change = np.where(is_certain, least_t(row_threshold, degrees) * deviation, np.nan)
+    seen_from = np.maximum(np.expm1(least_change), limit / before.us - 1)
+    most_are_slower = 2 * _sum(slower & is_certain) > _sum(is_certain)
     rows = {
         "golden_us": before.us,
         "tot_us": after.us,
         "change": after.us / before.us - 1,
         "verdict": np.select(list(verdicts.values()), list(verdicts), "ok"),
         "p": p,
-        "seen_from": np.where(certain, seen, np.nan),
+        "seen_from": seen_from,
         "beyond_rule": usable & (after.us > limit),
         "golden_repeats": before.repeats,
         "tot_repeats": after.repeats,
@@ -158,7 +163,7 @@ def judge(
     table = {
         "threshold": threshold,
         "judged": judged,
-        "averaged": bool(usable.any()) and not known.any(),
+        "averaged": bool(usable.any()) and not noise_is_known.any(),
         "table_shift": np.expm1(shift.median),
         "shift_removed": np.expm1(shift.removed),
         "table_slower": most_are_slower & (shift.p <= TABLE_BOUND * bound),
@@ -193,7 +198,7 @@ class Settled:
         return self.count * self.stable, self.count + self.strays
 
 
-def settle(us: Floats) -> Settled:
+def settle_repeats(us: Floats) -> Settled:
     """Judges the repeats in an array (rows, repeats) of microseconds, with NaN for missing repeats.
 
     A side is stable if three repeats lie within 5 %, and most repeats lie within 5 % of the median. The others are left
@@ -203,36 +208,36 @@ def settle(us: Floats) -> Settled:
     present = np.isfinite(us)
     total = _sum(present)
     middle = np.maximum((total - 1) // 2, 0)
-    median = np.take_along_axis(ordered, _per_row(middle), axis=-1)
+    median = np.take_along_axis(ordered, _add_axis(middle), axis=-1)
     near = present & (us <= AGREE * median) & (us * AGREE >= median)
     near_count = _sum(near)
     three_agree = (ordered[..., ENOUGH - 1 :] <= AGREE * ordered[..., : 1 - ENOUGH]).any(axis=-1)
     stable = three_agree & (near_count >= ENOUGH) & (2 * near_count > total)
 
-    kept = np.where(_per_row(stable), near, present)
+    kept = np.where(_add_axis(stable), near, present)
     count = _sum(kept)
     divisor = np.maximum(count, 1)
     logs = np.log(np.where(kept, us, 1.0))
     log = _sum(logs) / divisor
-    squares = _sum(np.where(kept, logs - _per_row(log), 0.0) ** 2)
+    squares = _sum(np.where(kept, logs - _add_axis(log), 0.0) ** 2)
     mean = _sum(np.where(kept, us, 0.0)) / divisor
     return Settled(np.where(stable, mean, median[..., 0]), log, squares, count, total - count, stable)
 
 
-def learn(before: Settled, after: Settled, usable: Bools) -> tuple[Floats, Floats]:
+def learn_noise(before: Settled, after: Settled, usable: Bools) -> tuple[Floats, Floats]:
     """(standard deviation of one repeat, its degrees of freedom) of each row, from the repeats of the `usable` rows."""
     squares = before.squares + after.squares
     degrees = np.where(usable, before.divisor + after.divisor - 2.0, 0.0)
-    variance, _ = moderated(squares, degrees)
+    variance, _ = moderate_variances(squares, degrees)
     # repeats that noise made outliers count as 5 % from the mean; else the rest of a noisy row would look too quiet
     by_noise = _erfc(np.log(AGREE) / np.sqrt(2 * variance))
     strays = np.where(usable, before.strays + after.strays, 0) * by_noise / (STRAYS + by_noise)
     squares += strays * np.log(AGREE) ** 2
-    variance, degrees = moderated(squares, degrees + np.where(degrees > 0, strays, 0))
+    variance, degrees = moderate_variances(squares, degrees + np.where(degrees > 0, strays, 0))
     return np.sqrt(variance), degrees
 
 
-def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats]:
+def moderate_variances(squares: Floats, degrees: Floats) -> tuple[Floats, Floats]:
     """(variance of each row, its degrees of freedom) from sums of squares.
 
     A row with 0 degrees of freedom has no evidence and gets the prior.
@@ -288,7 +293,7 @@ _erfc = np.vectorize(erfc, otypes=[np.float64])
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
 
-def tail(t: Floats, degrees: Floats) -> Floats:
+def tail_of_t(t: Floats, degrees: Floats) -> Floats:
     """The share of Student's t beyond `t` >= 0, by Hill's normal approximation (1970, CACM algorithm 395)."""
     degrees = np.maximum(degrees, 1.0)
     a = degrees - 0.5
@@ -304,7 +309,7 @@ def _normal_tail(z: Floats) -> Floats:
     return np.asarray(_erfc(z / sqrt(2)) / 2)
 
 
-def smallest(p: Floats, degrees: Floats) -> Floats:
+def least_t(p: Floats, degrees: Floats) -> Floats:
     """The t beyond which the share of Student's t is `p`, by Wallace's approximation (1959), never too small.
 
     With 4 degrees of freedom it is 6 % too large at p = 1e-4 and 11 % at 1e-5, with 10 it is 1 % too large at 1e-5.
@@ -327,7 +332,7 @@ class Shift(NamedTuple):
     p: Floats
 
 
-def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> Shift:
+def estimate_shift(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> Shift:
     """The common change of the marked `rows`, given the standard deviations `deviation` of their changes.
 
     The standard error is that of a median. It uses the robust spread (1.4826 MAD) of the changes, or the spread that
@@ -337,7 +342,7 @@ def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> Sh
     has_enough = count >= ENOUGH_ROWS
     shift = _median(change, rows)
     expected = _median(deviation, rows)
-    seen = _MAD * _median(np.abs(change - _per_row(shift)), rows)
+    seen = _MAD * _median(np.abs(change - _add_axis(shift)), rows)
     spread = np.where(has_enough, np.maximum(seen, expected), expected)
     error = spread * sqrt(np.pi / 2) / np.sqrt(np.maximum(count, 1) + 0.57)
     removed = np.where(has_enough & (not paired), np.clip(shift, -MOST_DRIFT, MOST_DRIFT), 0.0)
@@ -355,7 +360,7 @@ def _sum(values: Any) -> Any:
     return values.sum(axis=-1)
 
 
-def _per_row(values: Any) -> Any:
+def _add_axis(values: Any) -> Any:
     """Values of tables or rows with another axis, so that they are applied to each row or repeat."""
     return values[..., None]
 

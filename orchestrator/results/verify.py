@@ -1,11 +1,18 @@
 """Proves that AITER uses tuned rows and computes them correctly: runs it on a node's slots and reads its output.
 
-`verify_on` deals the rows to the slots of a node, runs the worker there, and gives each line to a `VerifyReader`.
+`gemmfleet verify` calls `verify_on` for a node. It deals the rows to the node's slots (`share_rows`), runs the worker
+there, gives each line that a slot prints to a `VerifyReader`, and joins the answers of the slots.
 
-A row needs two proofs. AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
-tuned .. in FILE, kernel name is ..`). And the operator's own run was correct (`Shape | Kernel(us) | E2E(us) | Status`
-of --run_config, with or without the second column; a `keys:` line after each shape since 2026-05). An AITER that lacks
---run_config gets the operator's run, and such lines, from worker/bench/verify.py.
+A row needs two proofs. First, AITER's log (AITER_LOG_TUNED_CONFIG=1) must say that the lookup took it:
+
+    shape is M:100, N:512, K:1024, found padded_M: 128, N:512, K:1024 is tuned on cu_num = 256 in FILE, kernel name is k
+
+Second, the operator's own run must be correct. --run_config prints a line for each shape, since 2026-05 with a column
+for the kernel alone and a `keys:` line; a line with `reason: ` may follow one that failed:
+
+    (128, 512, 1024)     |       4.90 |       5.10 |       OK
+
+An AITER that lacks --run_config gets the operator's run, and such lines, from worker/bench/verify.py.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from typing import Literal, Protocol
 from orchestrator import clean
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.write import csv_text
-from orchestrator.results import Document
+from orchestrator.pages import Document
 from orchestrator.tables.keys import number_of
 from orchestrator.tables.row_kernels import kernel_of
 from worker.families import Family, backend_of
@@ -34,7 +41,9 @@ AT_ONCE = 5
 MOST_LINES = 20
 """Last lines of a slot that are kept for its answer."""
 _COMPILED = ("ck", "cktile", "opus")
+"""Backends whose kernels AITER compiles when they are first called."""
 Cells = Mapping[str, str]
+"""A row of a tuned table, by column."""
 Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
 """The files of a verification, given the slots."""
 Outcome = Literal["ok", "mismatch", "error", "not run"]
@@ -57,7 +66,8 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class VerifiedRow:
-    """A tuned row and its proofs. `us` is end to end as --run_config measures it, else the operator's device time."""
+    """A tuned row and its proofs. `selected`: AITER's lookup took it. `verdict`: of the operator's run. `us`: its time
+    end to end as --run_config measures it, else the operator's device time."""
 
     key: dict[str, str]
     kernel: str
@@ -78,8 +88,9 @@ class VerifiedRow:
 
 @dataclass(slots=True)
 class Verified:
-    """One node's answer. `aiter`: the version that AITER reports. `why`: the reason why nothing could be run, "" if it
-    could. `code`: the exit code of AITER's own check. `last`: the last lines."""
+    """The answer of a node, or of one of its slots. `aiter`: what the worker says of the AITER that it found. `why`:
+    the reason for which nothing could be run, "" if it could. `code`: the exit code of AITER's own check. `last`: the
+    last lines that were printed."""
 
     node: str
     rows: list[VerifiedRow]
@@ -95,12 +106,13 @@ class Verified:
 
 
 class VerifyReader:
-    """Reads the lines of one slot as they arrive. `answer`: the rows with their proofs so far."""
+    """Reads the lines of one slot as they arrive. `answer`: the rows of that slot with their proofs so far."""
 
     def __init__(self, node: str, rows: Iterable[Cells], family: Family) -> None:
         self._family = family
         self.answer = Verified(node, [])
         self._by_numbers: dict[tuple[str, ...], list[VerifiedRow]] = {}
+        """The rows by their sizes, as the numbers stand in AITER's lines."""
         sizes = [column.name for column in family.columns if column.kind == "int"]
         for cells in rows:
             key = {name: cells.get(name, "") for name in family.key_names}
@@ -108,6 +120,7 @@ class VerifyReader:
             self.answer.rows.append(row)
             self._by_numbers.setdefault(tuple(key[name] for name in sizes), []).append(row)
         self._current: list[VerifiedRow] = []
+        """The row of the last line of results, to which a `reason: ` belongs."""
 
     def read_line(self, line: str) -> None:
         """Read one clean line."""
@@ -181,9 +194,9 @@ class VerifyReader:
         rows = self._by_numbers.get(tuple(numbers))
         if rows is None:  # other text around the numbers
             rows = []
-            for sizes, some in self._by_numbers.items():
+            for sizes, same_sizes in self._by_numbers.items():
                 if _is_within(sizes, numbers):
-                    rows += some
+                    rows += same_sizes
         waiting = [row for row in rows if row.verdict == "not run"]
         typed = [row for row in waiting if all(text in line for text in _types_of(row))]
         self._current = (typed or waiting)[:1]
@@ -220,8 +233,8 @@ def verify_on(
     rows: Sequence[Cells],
     say: Callable[[str], None],
 ) -> Verified:
-    """The node's answer for all rows, even if it cannot verify. `deployed` deploys the files to the node. `say` gets
-    each line that AITER prints, with its slot."""
+    """The node's answer for all rows, even if it cannot verify. `deployed`: deploys the files to the node for the time
+    of a `with`. `say`: gets each line that AITER prints, with its slot."""
     shares: dict[str, list[int]] = {}
 
     def files(slots: tuple[str, ...]) -> dict[str, bytes]:

@@ -21,7 +21,7 @@ INCIDENTS = {
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
-"""Advice on an incident, by the kind of its span (`timeline.INCIDENT_KINDS`)."""
+"""Advice on an incident, by the kind of its span (`timeline.Span`)."""
 LEASE_TROUBLE = "Its measurements were kept. If this happens often, look at what the scheduler says of its machine."
 """The advice on `trouble` of a lease: the scheduler leads to it, no sshd."""
 STREAM_ENDED = (

@@ -1,15 +1,20 @@
-"""Stories of a run, for `explain`: the history of a shape, group, node or candidate, its state now, and what to do."""
+"""Stories of a run, for `explain`: the history of a shape, group, node or candidate, its state now, and what to do.
+
+`gemmfleet explain` calls `explain`, which reads the ledger once. The state of a run has no candidates that faulted, so
+`find_faulted` looks for them in the rows and among the blocked candidates. The steps of a shape are made in
+`history.py`, the incidents of a node in `timeline.py`, and the advice in `advice.py`.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.policy.model import Attempt, Shape
 from orchestrator.policy.sentences import describe_attempt, describe_wait
@@ -29,14 +34,26 @@ from worker.text import and_more, plural
 FAULTS = ("fault", "error", "hang", "oom")
 """Statuses of rows whose candidate faulted; `wrong`, `unsupported`, `timeout` (a budget) are answers."""
 REPRODUCTION = "reproduce.sh"
+"""The script that a worker leaves in the folder of an attempt that faulted (worker/tuners/aiter)."""
 MOST = 50
+"""Most candidates that are looked at, and most scripts that are named."""
+MOST_STEPS = 14
+"""Steps of one thing: the first and the last ones are shown."""
+WIDE = 240
+"""Characters of a step of a shape, group or candidate on a terminal."""
+MOST_CANDIDATES = 8
+MOST_SHAPES = 5
+MOST_SCRIPTS = 3
+MOST_STORIES = 20
+"""Most stories of a kind."""
 _FAULTED = f"""SELECT kernel_name, libtype, node, slot, status, shape, detail, attempt FROM rows
     WHERE status IN ({", ".join(repr(f) for f in FAULTS)}) AND winner=0 ORDER BY id"""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateFault:
-    """One time that a candidate faulted. `elsewhere`: sentence on its result on other slots."""
+    """One time that a candidate faulted. `what`: `fault: SIGSEGV`. `elsewhere`: sentence on its result on other slots,
+    "" if nothing is known of that."""
 
     shape: int
     node: str
@@ -120,23 +137,12 @@ def slot_warnings(ledger: LedgerReader) -> dict[str, list[Step]]:
     return steps
 
 
-def _hottest(reading: dict[str, Any]) -> float:
+def _hottest(reading: Document) -> float:
     """The highest temperature of a reading, 0 if it has none."""
     sensors = reading.get("temperature_c")
     if not isinstance(sensors, dict):
         return 0.0
     return max((degrees for degrees in sensors.values() if isinstance(degrees, int | float)), default=0.0)
-
-
-MOST_STEPS = 14
-"""Steps of one thing: the first and the last ones are shown."""
-WIDE = 240
-"""Characters of a step of a shape, group or candidate on a terminal."""
-MOST_CANDIDATES = 8
-MOST_SHAPES = 5
-MOST_SCRIPTS = 3
-MOST_STORIES = 20
-"""Most stories of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,7 @@ class Explanation:
             return [f"Nothing has failed. For the history of one group, shape or node, name it: {self.next}"]
         return [line for story in self.stories for line in story.lines()]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         stories = [{**asdict(story), "steps": [step._asdict() for step in story.steps]} for story in self.stories]
         return {"run": self.run, "stories": stories}
 

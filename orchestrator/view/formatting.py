@@ -45,8 +45,8 @@ def _round(seconds: float) -> float:
     return round(seconds / step) * step
 
 
-def describe_wait(awaited: Sequence[str]) -> str:
-    """`, not counting the wait for n1 and the queue of pool`; "" if nothing is awaited."""
+def describe_uncounted_wait(awaited: Sequence[str]) -> str:
+    """`, not counting the wait for n1 and the queue of pool`, behind an estimate; "" if nothing is awaited."""
     return f", not counting the wait for {and_more(awaited, 3)}" if awaited else ""
 
 

@@ -9,6 +9,8 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig
 from orchestrator.shapes.model import describe
 
+NameOfShape = Callable[[int], str]
+"""Gives the name of a shape, such as `16x1280x8192`, by its id."""
 SPREAD = 5.0
 """The spread of estimates if there is no model: the true time may be this many times longer or shorter."""
 
@@ -26,7 +28,7 @@ class RunHeader:
     total: int
     skipped: int
     nodes: Mapping[str, tuple[str, ...]]
-    named: Callable[[int], str]
+    named: NameOfShape
     start_s: float = 0.0
     spread: float = SPREAD
     known: bool = True
@@ -50,7 +52,7 @@ class RunHeader:
         )
 
 
-def names_of(ledger: LedgerReader) -> Callable[[int], str]:
+def names_of(ledger: LedgerReader) -> NameOfShape:
     """Names of a run's shapes as the user knows them."""
     keys = ledger.keys
     return lambda shape: describe(keys[shape]) if shape in keys else f"shape {shape}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.events import NOISE
 from orchestrator.ledger.reader import LedgerReader, ShapeState
+from orchestrator.pages import Document
 from orchestrator.paths import RunPaths
 from orchestrator.policy.model import Attempt, Shape, State
 from orchestrator.reasons import Reason
 from orchestrator.view.advice import advise_on_failure, advise_on_incident
+from orchestrator.view.header import NameOfShape
 from orchestrator.view.timeline import find_incidents, kind_of
 from worker.text import plural
 
@@ -96,7 +97,7 @@ def _describe_result(shape: Shape, attempt: Attempt) -> str:
     return text
 
 
-def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
+def failures(ledger: LedgerReader, named: NameOfShape, run: str) -> list[Document]:
     """Failures by reason, the most frequent first. `run`: its name on a command line."""
     by_reason: dict[str, list[ShapeState]] = defaultdict(list)
     for shape in ledger.failed():
@@ -118,7 +119,7 @@ def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> lis
     return documents
 
 
-def _failed_shape(state: State, shape: ShapeState, reason: Reason, named: Callable[[int], str]) -> dict[str, Any]:
+def _failed_shape(state: State, shape: ShapeState, reason: Reason, named: NameOfShape) -> Document:
     return {
         "id": shape.id,
         "shape": named(shape.id),
@@ -131,7 +132,7 @@ def _failed_shape(state: State, shape: ShapeState, reason: Reason, named: Callab
     }
 
 
-def incidents(state: State, paths: RunPaths) -> list[dict[str, Any]]:
+def incidents(state: State, paths: RunPaths) -> list[Document]:
     """Incidents of nodes and slots, oldest first: outages, quarantines, failed canaries."""
     spans = sorted((span for node in state.nodes for span in find_incidents(state, node)), key=lambda span: span.start)
     return [

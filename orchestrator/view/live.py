@@ -1,4 +1,8 @@
-"""The live view of a run that a controller drives: its status, and notes on what happened since the last look."""
+"""The live view of a run that a controller drives: its status, and notes on what happened since the last look.
+
+The controller calls `feed`, `progress` and `trouble` as things happen (`controller/loop.py`, `node_reports.py`), and
+between them `take_notes` and `status`, which it hands to the view of the command line.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ _SLOT_NOTES = ("quarantined", "lost")
 class LiveStatus:
     """Live status of a run. Call `feed` with each record before it is applied to the `state`."""
 
-    def __init__(self, state: State, about: RunHeader) -> None:
+    def __init__(self, state: State, header: RunHeader) -> None:
         self._state = state
-        self._about = about
+        self._header = header
         self._last: Record | None = None
         self._notes: list[tuple[str, bool]] = []
         self._entries_seen: dict[int, int] = {}
@@ -60,7 +64,7 @@ class LiveStatus:
         self._details[node] = detail
 
     def take_notes(self) -> list[tuple[str, bool]]:
-        """(text, bad) of what happened since the last call."""
+        """(text, True if it is bad) of what happened since the last call."""
         self._catch_up()
         notes, self._notes = self._notes, []
         return list(dict.fromkeys(notes))
@@ -68,7 +72,7 @@ class LiveStatus:
     def status(self, now: float) -> RunStatus:
         """Status at this moment."""
         self._catch_up()
-        status = run_status(self._state, self._about, "running", now)
+        status = run_status(self._state, self._header, "running", now)
         for node in status.nodes:
             node.detail = self._details.get(node.name) or node.detail
         return status
@@ -88,9 +92,9 @@ class LiveStatus:
         shape = self._state.shapes.get(getattr(record, "shape", -1))
         attempt = self._state.attempts.get(getattr(record, "attempt", None) or "")
         if shape is None and attempt is not None and attempt.state == "over" and attempt.outcome not in _WELL:
-            self._notes.append((describe_end(attempt, self._about.named), True))
+            self._notes.append((describe_end(attempt, self._header.named), True))
         if shape is not None and shape.state == "tuned" and shape.confirmed is False:
-            self._notes.append((f"{self._about.named(shape.id)} {describe_settled(shape)}", True))
+            self._notes.append((f"{self._header.named(shape.id)} {describe_settled(shape)}", True))
         self._note_queue(getattr(record, "pool", ""))
 
     def _note_queue(self, pool: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from orchestrator.policy.model import Attempt, Node, Shape, Slot, State, describe_place
 from orchestrator.view.formatting import clock
+from orchestrator.view.header import NameOfShape
 from worker.text import and_more, plural
 
 
@@ -62,7 +63,7 @@ def describe_queue(leases: Sequence[tuple[str, str]]) -> str:
     return f"{plural(len(leases), 'lease is', 'leases are')} queued: {words}"
 
 
-def describe_end(attempt: Attempt, named: Callable[[int], str]) -> str:
+def describe_end(attempt: Attempt, named: NameOfShape) -> str:
     """Sentence on the end of an attempt. `named`: gives a shape's name."""
     name = f"attempt {attempt.id}"
     if attempt.started_at is not None:

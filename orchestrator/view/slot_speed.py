@@ -53,12 +53,11 @@ class SlotSpeed:
 def compare_slots(state: State) -> dict[SlotId, SlotSpeed]:
     """The speed of each slot with timed canaries, compared with the others of its device."""
     by_device: dict[str, dict[SlotId, list[CanaryTimed]]] = defaultdict(dict)
-    for node in state.nodes.values():
-        for slot in node.slots.values():
-            if slot.timed_canaries:
-                latest = [canary for _, canary in slot.timed_canaries[-LATEST:]]
-                device = latest[-1].device
-                by_device[device][slot.id] = [canary for canary in latest if canary.device == device]
+    for slot in state.slots:
+        if slot.timed_canaries:
+            latest = [canary for _, canary in slot.timed_canaries[-LATEST:]]
+            device = latest[-1].device
+            by_device[device][slot.id] = [canary for canary in latest if canary.device == device]
     result: dict[SlotId, SlotSpeed] = {}
     for slots in by_device.values():
         result |= _compare_slots_of_device(slots)

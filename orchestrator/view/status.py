@@ -1,12 +1,17 @@
-"""Computes the status of a run from its state. The live view, `status` and `status --json` show it."""
+"""Computes the status of a run from its state. The live view, `status` and `status --json` show it.
+
+`run_status` knows only what is in the ledger. For `status`, `controller/runs.py` adds the answers of the nodes to it;
+the live view adds what a controller hears (`live.py`). States here are those that people see: `node_state` and
+`_idle_state` make them from those of the policy (`policy/model.py`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
-from typing import Any
 
 from orchestrator.ledger.reader import Counts
+from orchestrator.pages import Document
 from orchestrator.planning.plan import queue_of
 from orchestrator.policy.model import Node, Slot, State
 from orchestrator.view.formatting import describe_work_time
@@ -27,7 +32,7 @@ class SlotStatus:
     doing: str = ""
     since: float = 0.0
     device: str = ""
-    gpu: dict[str, Any] | None = None
+    gpu: Document | None = None
     """Reading of its GPU from the live poll (docs/explanation/measurement.md), None if unknown."""
 
 
@@ -49,7 +54,7 @@ class NodeStatus:
     host: str = ""
     ends_at: float = 0.0
     """Epoch seconds, 0 for never."""
-    live: dict[str, Any] | None = None
+    live: Document | None = None
     """Answer of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not polled.
     """
 
@@ -89,7 +94,7 @@ class RunStatus:
     tuner: str = ""
     standing_out: list[str] = field(default_factory=list)
     """Sentences about slots that are slow, hot or power-capped compared with the others."""
-    files: list[dict[str, Any]] = field(default_factory=list)
+    files: list[Document] = field(default_factory=list)
     """Result files: path, bytes, when written (epoch seconds)."""
     waits_for: list[str] = field(default_factory=list)
     """Occupied nodes and queues of pools; `eta_s` does not count the wait for them."""
@@ -99,7 +104,7 @@ class RunStatus:
         """The word for a shape that has a result. A bench does not tune."""
         return done_word(self.tuner)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """The document of `status --json`."""
         nodes = []
         for node in self.nodes:
@@ -128,6 +133,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 UNFINISHED = ("planned", "preparing", "running")
+"""States of a run that goes on or will begin."""
 
 
 def state_now(kept: str, *, driven: bool) -> str:
@@ -147,6 +153,7 @@ def sessions_until(state: State, end: float | None) -> list[list[float]]:
 
 
 RATE_WINDOW_S = 300.0
+"""Seconds: the rate of a run is that of its last minutes."""
 
 
 def rate_per_min(state: State, now: float) -> float | None:
@@ -162,7 +169,7 @@ def rate_per_min(state: State, now: float) -> float | None:
     return tuned * 60.0 / (now - since)
 
 
-def run_status(state: State, about: RunHeader, run_state: str, now: float, *, end: float | None = None) -> RunStatus:
+def run_status(state: State, header: RunHeader, run_state: str, now: float, *, end: float | None = None) -> RunStatus:
     """The status of a run now. `run_state`: from `state_now`. `end`: when its controller ended, None if one drives
     it."""
     has_controller = run_state in ("preparing", "running")
@@ -171,19 +178,19 @@ def run_status(state: State, about: RunHeader, run_state: str, now: float, *, en
         run_state = "preparing"
     sessions = sessions_until(state, now if has_controller else end)
     status = RunStatus(
-        about.run,
+        header.run,
         run_state,
-        Counts.of(state, about.total, about.skipped),
-        started=about.created,
-        family=about.family,
-        tuner=about.tuner,
+        Counts.of(state, header.total, header.skipped),
+        started=header.created,
+        family=header.family,
+        tuner=header.tuner,
         sessions=len(sessions),
         worked_s=sum(until - begin for begin, until in sessions) if sessions else None,
         worked=describe_work_time(sessions),
         standing_out=describe_flags(state),
     )
-    names = dict.fromkeys((*about.nodes, *state.nodes))
-    status.nodes = [_node_status(state, about, name) for name in names]
+    names = dict.fromkeys((*header.nodes, *state.nodes))
+    status.nodes = [_node_status(state, header, name) for name in names]
     if run_state == "finished":
         for node in status.nodes:
             if node.state == "preparing":  # the work ended before it was needed
@@ -193,11 +200,13 @@ def run_status(state: State, about: RunHeader, run_state: str, now: float, *, en
         status.nodes += _queued_leases(state)
         status.rate_per_min = rate_per_min(state, now)
         status.waits_for = awaited(state)
-    left = time_left(state, about, now, driven=has_controller) if run_state in (*UNFINISHED, "interrupted") else None
+    left = None
+    if run_state in (*UNFINISHED, "interrupted"):
+        left = time_left(state, header, now, driven=has_controller)
     if left is not None:
         status.eta_s = left.mid_s
         status.eta_range_s = left.low_s, left.high_s
-    elif not has_controller or about.known:
+    elif not has_controller or header.known:
         status.eta_s = 0.0
     return status
 
@@ -235,14 +244,13 @@ def node_detail(node: Node) -> str:
     return node.why
 
 
-def _node_status(state: State, about: RunHeader, name: str) -> NodeStatus:
-    planned_slots = about.nodes.get(name, ())
+def _node_status(state: State, header: RunHeader, name: str) -> NodeStatus:
+    planned_slots = header.nodes.get(name, ())
     node = state.nodes.get(name)
     if node is None:
         return NodeStatus(name, slots=[SlotStatus(slot) for slot in planned_slots])
-    slots = [
-        _slot_status(state, about, slot, node.slots.get(slot)) for slot in dict.fromkeys((*planned_slots, *node.slots))
-    ]
+    names = dict.fromkeys((*planned_slots, *node.slots))
+    slots = [_slot_status(state, header, slot, node.slots.get(slot)) for slot in names]
     status = NodeStatus(name, node_state(node), slots, node.tuned, node.failed, node_detail(node))
     if status.state == "ready" and status.running:
         status.state = "busy"
@@ -257,7 +265,7 @@ def _node_status(state: State, about: RunHeader, name: str) -> NodeStatus:
     return status
 
 
-def _slot_status(state: State, about: RunHeader, name: str, slot: Slot | None) -> SlotStatus:
+def _slot_status(state: State, header: RunHeader, name: str, slot: Slot | None) -> SlotStatus:
     if slot is None:
         return SlotStatus(name)
     attempt = state.attempts.get(slot.running or "")
@@ -265,7 +273,7 @@ def _slot_status(state: State, about: RunHeader, name: str, slot: Slot | None) -
         return SlotStatus(name, _idle_state(state, slot))
     if attempt.current is None:
         return SlotStatus(name, "busy", attempt.id, attempt.id, attempt.moved_at)
-    doing = f"{about.named(attempt.current)}  ({attempt.id})"
+    doing = f"{header.named(attempt.current)}  ({attempt.id})"
     return SlotStatus(name, "busy", attempt.id, doing, attempt.current_at)
 
 

@@ -1,7 +1,8 @@
 """The timeline of a run: when each slot worked, and when nodes and slots did not. The page of a run draws it.
 
-A `Span` is a time in which a node or slot did not work; it is made of the node's or slot's history. An incident is a
-span for which there is advice (`advice.py`).
+A `Span` is a time in which a node or slot did not work. It is made of the history of the node or slot, a list of
+(time, state, why). A segment is an attempt on the lane of its slot. An incident is a span for which there is advice
+(`advice.py`); `explain` and the page list incidents.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.pages import Document
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.reasons import Reason
+from orchestrator.view.header import NameOfShape
 from orchestrator.view.sentences import describe_node_change, describe_slot_change
 
 MOST_SEGMENTS = 20_000
@@ -42,8 +45,8 @@ NODE_KINDS = {
 """Kind of a span by the entry of a node's history with which it begins."""
 SLOT_KINDS = {"quarantined": "quarantine", "lost": "gone", "canary failed": "canary"}
 """The same for the history of a slot."""
-INCIDENT_KINDS = ("trouble", "away", "ended", "busy", "shared", "quarantine", "gone", "canary")
-"""Kinds of spans for which there is advice: all but `preparing` and `released`."""
+NO_INCIDENTS = ("preparing", "released")
+"""Kinds of spans for which there is no advice."""
 MOMENTS = ("canary", "shared")
 """Kinds of spans that are marks on the page."""
 MOMENTARY_ENTRIES = ("canary failed", "shared", "draining")
@@ -105,17 +108,14 @@ def _end_of_entry(history: History, i: int) -> float | None:
 
 def find_incidents(state: State, node: str) -> list[Span]:
     """Spans of a node for which there is advice. A quarantine tells of the failed canary with which it began."""
-    incidents = [span for span in find_spans(state, node) if span.kind in INCIDENT_KINDS]
+    incidents = [span for span in find_spans(state, node) if span.kind not in NO_INCIDENTS]
     quarantines = {(span.slot, span.start) for span in incidents if span.kind == "quarantine"}
     return [span for span in incidents if span.kind != "canary" or (span.slot, span.start) not in quarantines]
 
 
 def attempts_by_slot(state: State) -> dict[SlotId, list[Attempt]]:
     """The attempts of each slot, in the order in which they began; slots without one, too."""
-    by_slot: dict[SlotId, list[Attempt]] = {}
-    for node in state.nodes.values():
-        for slot in node.slots.values():
-            by_slot[slot.id] = []
+    by_slot: dict[SlotId, list[Attempt]] = {slot.id: [] for slot in state.slots}
     for attempt in state.attempts.values():
         if attempt.started_at is not None:
             by_slot[attempt.node, attempt.slot].append(attempt)
@@ -130,62 +130,62 @@ def slot_order(slot: SlotId) -> tuple[str, int, str]:
     return node, len(name), name
 
 
-class _Axis:
-    """Times as seconds since the start of the run, as the page has them."""
+def timeline(state: State, named: NameOfShape, start: float, end: float) -> Document:
+    """The timeline as the page has it, in lists because there are many. Times are seconds from `start`, None: not yet.
 
-    def __init__(self, start: float) -> None:
-        self._start = start
+    - `lanes`: [node, slot, its segments (see `_segment`)]
+    - `spans`: [node, slot or None, start, end, kind, text]
+    - `marks`: [time, kind, text, node, slot]; a change of the controller has neither node nor slot
+    - `pauses`: [start, end] of long whiles in which nothing happened, which the page cuts out
+    - `coarse`: True if short segments were merged
+    """
 
-    def at(self, t: float) -> float:
-        return round(max(0.0, t - self._start), 1)
+    def seconds(t: float | None) -> float | None:
+        return None if t is None else round(max(0.0, t - start), 1)
 
-    def at_or_none(self, t: float | None) -> float | None:
-        return None if t is None else self.at(t)
-
-
-def timeline(state: State, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
-    """Seconds from `start`. `lanes`: node, slot, segments (start, end or null, kind, attempt, group, tuned, outcome,
-    shape, detail); `spans`: node, slot or null, start, end or null, kind, text; `marks`: t, kind, text, node, slot."""
-    axis = _Axis(start)
     by_slot = attempts_by_slot(state)
     is_coarse = sum(map(len, by_slot.values())) > MOST_SEGMENTS
     gap = (end - start) / COARSEST if is_coarse else 0.0
     tuned = Counter(shape.attempt for shape in state.shapes.values() if shape.state == "tuned")
     spans = sorted((span for node in state.nodes for span in find_spans(state, node)), key=lambda span: span.start)
     takeovers = [
-        [axis.at(begin), "controller", f"a controller took over the run (epoch {epoch})", "", ""]
+        [seconds(begin), "controller", f"a controller took over the run (epoch {epoch})", "", ""]
         for epoch, (begin, _) in enumerate(state.sessions, 1)
     ]
     lanes = []
     for slot, attempts in by_slot.items():
-        segments = [_segment(attempt, tuned[attempt.id], named, axis) for attempt in attempts]
+        segments = [_segment(attempt, tuned[attempt.id], named, seconds) for attempt in attempts]
         lanes.append([*slot, list(_merge_short_segments(segments, gap)) if is_coarse else segments])
     return {
         "start": round(start, 1),
-        "length": axis.at(end),
+        "length": seconds(end),
         "lanes": lanes,
         "spans": [
-            [s.node, s.slot, axis.at(s.start), axis.at_or_none(s.end), s.kind, s.text[:MOST_CHARACTERS]]
+            [s.node, s.slot, seconds(s.start), seconds(s.end), s.kind, s.text[:MOST_CHARACTERS]]
             for s in spans
             if s.kind not in MOMENTS
         ],
         "marks": sorted(takeovers)
-        + [[axis.at(s.start), s.kind, s.text[:MOST_CHARACTERS], s.node, s.slot] for s in spans if s.kind in MOMENTS],
-        "pauses": [[axis.at(a), axis.at(b)] for a, b in _pauses(state, by_slot, start, end)],
+        + [[seconds(s.start), s.kind, s.text[:MOST_CHARACTERS], s.node, s.slot] for s in spans if s.kind in MOMENTS],
+        "pauses": [[seconds(begin), seconds(until)] for begin, until in _pauses(state, by_slot, start, end)],
         "coarse": is_coarse,
     }
 
 
-def _segment(attempt: Attempt, tuned: int, named: Callable[[int], str], axis: _Axis) -> list[Any]:
-    """[start, end, kind, attempt, group, shapes tuned, outcome, shape at which it ended, detail] of an attempt."""
+def _segment(
+    attempt: Attempt, tuned: int, named: NameOfShape, seconds: Callable[[float | None], float | None]
+) -> list[Any]:
+    """[start, end, kind, attempt, group, shapes tuned, outcome, shape at which it ended, detail] of an attempt.
+
+    An attempt is the only one of its group, so both have the same id.
+    """
     kind = kind_of(attempt)
     outcome = attempt.outcome.value if attempt.outcome else ""
     if not outcome and attempt.is_lost:
         outcome = "node_lost"
     in_flight = named(attempt.in_flight) if attempt.in_flight is not None and kind != "done" else ""
-    start = axis.at_or_none(attempt.started_at)
-    detail = attempt.detail[:MOST_CHARACTERS]
-    return [start, axis.at_or_none(attempt.ended_at), kind, attempt.id, attempt.id, tuned, outcome, in_flight, detail]
+    times = [seconds(attempt.started_at), seconds(attempt.ended_at)]
+    return [*times, kind, attempt.id, attempt.id, tuned, outcome, in_flight, attempt.detail[:MOST_CHARACTERS]]
 
 
 def _merge_short_segments(segments: list[list[Any]], gap: float) -> Iterator[list[Any]]:

@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> Path:
     """A copy of the tree with the page's files, and nothing else changed."""
     tree = tmp_path / "tree"
     for folder in ("orchestrator", "worker", "templates", "inventories"):
-        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tree / folder)  # with what is compiled, so that no program compiles all anew
     for path, text in files().items():
         assert not (tree / path).exists()
         (tree / path).write_text(text)

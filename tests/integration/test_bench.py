@@ -146,7 +146,7 @@ def test_bad_input_is_told_before_anything_is_written(bench: Bench) -> None:
 @pytest.mark.full
 def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
-    from orchestrator.bench import request
+    from orchestrator.bench import image_passes
     from orchestrator.bench.request import TUNER, parse_sides, tuner_options
     from orchestrator.cli.live_view import LineView
     from orchestrator.controller.drive import drive
@@ -164,13 +164,13 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
         images.append(request.image)
         return prepare(replace(request, image=None))
 
-    monkeypatch.setattr(request, "prepare", without_docker)
+    monkeypatch.setattr(image_passes, "prepare", without_docker)
     first = prepare(asked)
-    of, state = request.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()))
+    of, state = image_passes.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()))
     of.write()
     assert (state, sorted(map(str, images))) == ("finished", ["image:1", "image:2"])
-    assert [(r.key[0], len(r.runs), r.status) for r in of.found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
-    assert [r.env for r in of.found] == ["golden", "tot"] * 2
+    assert [(r.key[0], len(r.runs), r.status) for r in of.results] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
+    assert [r.env for r in of.results] == ["golden", "tot"] * 2
     assert read_csv(of.paths.root / "tot.csv")[0]["run"] == "1"
     record = json.loads((of.paths.root / "tot.env.json").read_text())
     assert (record["env"], record["session"]) == ("tot (image:2)", of.paths.run)

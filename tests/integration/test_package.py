@@ -13,7 +13,8 @@ import pytest
 from orchestrator import __version__
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("package")]  # what is built is built once
+WHEEL, SDIST = f"gemmfleet-{__version__}-py3-none-any.whl", f"gemmfleet-{__version__}.tar.gz"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_has_what_the_program_needs_and_no_tests(dist: Path) -> None:
-    with zipfile.ZipFile(dist / f"gemmfleet-{__version__}-py3-none-any.whl") as z:
+    with zipfile.ZipFile(dist / WHEEL) as z:
         names = set(z.namelist())
     templates = [p.relative_to(ROOT) for p in (ROOT / "templates").rglob("*") if p.is_file()]
     assert {f"orchestrator/_data/{p.as_posix()}" for p in templates} <= names
@@ -35,16 +36,30 @@ def test_the_wheel_has_what_the_program_needs_and_no_tests(dist: Path) -> None:
     assert not {n for n in names if n.startswith(("tests/", "benchmarks/"))}
 
 
-@pytest.mark.parametrize("name", [f"gemmfleet-{__version__}-py3-none-any.whl", f"gemmfleet-{__version__}.tar.gz"])
-def test_a_run_from_an_empty_environment(dist: Path, tmp_path: Path, name: str) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    bin_ = tmp_path / "venv" / "bin"
-    gemmfleet = str(bin_ / "gemmfleet")
-    subprocess.run([bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", dist / name], check=True)
+@pytest.fixture(scope="module")
+def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an empty environment into which the wheel was installed with all that it depends on."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install(folder / "bin", dist / WHEEL)
+    return folder / "bin"
+
+
+def install(bin_: Path, *words: str | Path) -> None:
+    # compiling every module that it depends on takes longer than all the rest
+    argv = [bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", *words]
+    subprocess.run(argv, check=True)
+
+
+@pytest.mark.parametrize("name", [WHEEL, SDIST])
+def test_a_run_from_an_empty_environment(dist: Path, environment: Path, tmp_path: Path, name: str) -> None:
+    install(environment, "--force-reinstall", "--no-deps", dist / name)
+    gemmfleet = str(environment / "gemmfleet")
     version = subprocess.run([gemmfleet, "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert version.stdout.split()[-1] == __version__
-    where = [str(bin_ / "python"), "-c", "import orchestrator; print(orchestrator.__file__)"]
-    assert subprocess.run(where, cwd=tmp_path, capture_output=True, text=True).stdout.startswith(str(tmp_path))
+    where = [str(environment / "python"), "-c", "import orchestrator; print(orchestrator.__file__)"]
+    found = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert found.startswith(str(environment.parent))
     (tmp_path / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n")
     argv = [gemmfleet, "tune", "s.csv", "--tuner", "replay"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)

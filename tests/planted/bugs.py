@@ -66,8 +66,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "later-row-settles", 3, "orchestrator/ledger/reader.py",
-        "winners.setdefault(id_, _row(raw))",
-        "winners[id_] = _row(raw)",
+        "winners.setdefault(row.shape, row)",
+        "winners[row.shape] = row",
         "A later row replaces the winner of a shape that is settled.",
         ("tests/unit/ledger/test_ledger.py::test_the_first_valid_winner_settles_and_later_ones_are_kept_and_change_nothing",),
     ),

@@ -15,8 +15,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +73,15 @@ def copy(project: str, folder: Path) -> Path:
         for file in (root / project / at / "configs").rglob("*.json"):
             _copied(file, root, folder)
     return folder
+
+
+def ask_here(env: Mapping[str, str], question: Callable[..., Any], *args: Any) -> Any:
+    """In place of `ask_engine`: the same answer in this process, which has imported torch already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
+        for name, value in env.items():
+            patch.setenv(name, value)
+        return question(*args)
 
 
 def _copied(file: Path, root: Path, folder: Path) -> None:

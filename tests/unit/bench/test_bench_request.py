@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.bench import request
-from orchestrator.bench.request import config_sets, one_slot, parse_sides
+from orchestrator.bench.image_passes import one_slot
+from orchestrator.bench.request import config_sets, parse_sides
 from orchestrator.cli.app import app
 from orchestrator.cli.driving import finish_run
 from orchestrator.cli.printer import finish_page

@@ -221,7 +221,7 @@ def run_end(config: RunConfig, *, tuned: int = 3, reasons: Sequence[str] = (), s
     counts = Counts(total=tuned + len(failed) + (state != "finished"), tuned=tuned, failed=len(failed))
     results: Any = SimpleNamespace(counts=counts, failed=failed)
     refusal = InputError("not a table") if config.db == "refused.csv" else None
-    return RunEnd(PATHS, config, state, results, State(PolicySettings()), None, None, refusal, None, [], {}, [])
+    return RunEnd(PATHS, config, state, results, State(PolicySettings()), None, None, refusal, None, [], {})
 
 
 @pytest.mark.parametrize(

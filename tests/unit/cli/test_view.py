@@ -11,11 +11,13 @@ from rich.console import Console
 from orchestrator import clean
 from orchestrator.cli.live_view import LineView, picture
 from orchestrator.cli.printer import plain
+from orchestrator.cli.status import Screen
 from orchestrator.cli.status_rows import node_row, slot_rows
 from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
 from orchestrator.ledger.reader import Counts
 from orchestrator.machines.node_check import NodeReport
+from orchestrator.paths import RunPaths
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.support.command import command
 from worker.text import byte_words, tail
@@ -131,3 +133,18 @@ def test_colours_of_remote_programs_leave_nothing_behind(printed: str, shown: st
     log.write_text("x" * 50 + "\x1b[31mred\x1b[0m\nlast line\n")
     with log.open() as f:
         assert tail(f.fileno(), 0, 20) == "last line", "a log that is cut does not begin within a colour"
+
+
+@pytest.mark.parametrize("seconds", [3, 65, 694 * 86400])
+def test_status_keeps_its_columns_below_their_heads_however_long_ago_a_shape_began(
+    seconds: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = {"health": "ok", "use_pct": 97}
+    slot = SlotStatus("0", "busy", "g0002", "2x16x64  (g0002)", time.time() - seconds, gpu=gpu)
+    node = NodeStatus("here", "ready", [slot, SlotStatus("1", "idle", gpu=gpu)])
+    screen = Screen(RunStatus("r", "interrupted", Counts(total=2, pending=2), nodes=[node], tuner="faulty"))
+    screen.show_run(RunPaths(Path("r")))
+    screen.show_node(node)
+    *_, heads, busy, idle = capsys.readouterr().out.splitlines()
+    assert [line.index("97 %") for line in (busy, idle)] == [heads.index("GPU now")] * 2
+    assert busy.index("2x16x64") == heads.index("measuring now")

@@ -28,7 +28,7 @@ from orchestrator.configs.winners import DOCUMENT_FIELD, ENGINE_FOLDER, read_win
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.paths import ROOT
-from tests.support.engines import H200, MI355X, copy, tree
+from tests.support.engines import H200, MI355X, ask_here, copy, tree
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.m_ranges import ConfigRange, entries_of, merge_ranges, ranges_served
 from worker.triton_configs.serving_engine import load_engine
@@ -46,18 +46,9 @@ NEW = {
 JOURNAL = "gemmfleet-merges.jsonl"
 
 
-def here(env: Mapping[str, str], question: Callable[..., Any], *args: Any) -> Any:
-    """In place of `ask`: the same answer, in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
-        for name, value in env.items():
-            patch.setenv(name, value)
-        return question(*args)
-
-
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "ask_engine", here)
+    monkeypatch.setattr(merging, "ask_engine", ask_here)
 
 
 @pytest.fixture
@@ -226,7 +217,7 @@ def test_a_look_up_that_does_not_give_what_was_planned_takes_all_back(
 
     def stale(env: Mapping[str, str], question: Callable[..., Any], *args: Any) -> Any:
         asked.append(question.__name__)
-        answer = here(env, question, *args)
+        answer = ask_here(env, question, *args)
         return [{**a, "num_warps": 3} for a in answer] if len(asked) == wrong else answer
 
     monkeypatch.setattr(merging, "ask_engine", stale)
@@ -243,8 +234,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from orchestrator.configs import journal, merge
-from tests.unit.configs import test_engines
-merge.engine_tree.ask_engine = test_engines.here
+from tests.support.engines import ask_here
+merge.engine_tree.ask_engine = ask_here
 put, left = journal.put_text, [1]
 def put_or_die(path, text):
     if not left[0]:

@@ -20,7 +20,7 @@ from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.paths import RunConfig
 from orchestrator.reasons import Reason
-from orchestrator.results.export import provenance, write_profile
+from orchestrator.results.export import make_provenance, write_profile
 from orchestrator.results.run_results import RunResults
 from tests.simulator.simulator import Simulator
 from tests.support.books import records
@@ -150,7 +150,7 @@ def test_a_result_with_candidates_left_out_settles_nothing_until_it_is_decided(r
     with open(tmp_path / "profile.csv") as f:
         assert [(r["M"], r["winner"], r["unconfirmed"]) for r in csv.DictReader(f)] == [("3", "1", "1")]
     config = RunConfig("r", 0.0, [], "", "", "", "", "", "")
-    (unconfirmed,) = provenance(RunResults.read(run.ledger), config)["unconfirmed"]
+    (unconfirmed,) = make_provenance(RunResults.read(run.ledger), config)["unconfirmed"]
     assert unconfirmed["shape"] == {"M": 3, "N": 64, "K": 128}
     assert unconfirmed["withheld"][0]["elsewhere"] == "not tried"
 

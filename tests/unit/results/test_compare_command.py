@@ -325,6 +325,13 @@ def test_verdicts_one_by_one() -> None:
     assert j["seen_from"][8] == pytest.approx(0.005 + 0.5 / 10.01)  # the rule alone: 0.5 % and 0.5 us of 10 us
 
 
+def test_a_long_table_of_averages_is_judged_without_a_warning_of_numpy() -> None:
+    averages = np.full((1000, 1), 100.0)
+    rows, _ = judge(averages, 1.2 * averages)  # pytest makes a warning an error
+    assert set(rows["verdict"]) == {"unstable"}
+    assert np.isnan(rows["seen_from"]).all()
+
+
 def sides(rows: int, shift: float, noise: float = 0.003, seed: int = 1) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(seed)
     base = rng.uniform(100, 1000, (rows, 1))

@@ -18,7 +18,7 @@ from orchestrator.errors import InputError
 from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
-from orchestrator.results.export import candidates, export, provenance, winners
+from orchestrator.results.export import candidate_rows, export, make_provenance, winner_rows
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.results.run_results import RunResults
 from orchestrator.tables.decision import Time, decide, spread_of_noisy
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def write(run: Run, folder: Path) -> RunPaths:
     paths, options = RunPaths(folder), {"env": {"TOKEN": "${env:TOKEN}"}}
     config = RunConfig("r1", 0.0, ["tune", "s.csv"], "", "", "", "", "", "", options=options)
-    export(RunResults.read(run.ledger), paths, provenance(RunResults.read(run.ledger), config))
+    export(RunResults.read(run.ledger), paths, make_provenance(RunResults.read(run.ledger), config))
     return paths
 
 
@@ -97,7 +97,7 @@ def test_the_files_of_a_run(run: Run, tmp_path: Path) -> None:
 def test_a_merge_takes_the_same_from_the_ledger_as_from_the_files(run: Run, tmp_path: Path) -> None:
     paths, ours, theirs = write(run, tmp_path), tmp_path / "ledger.csv", tmp_path / "files.csv"
     results = RunResults.read(run.ledger)
-    report = merge(winners(results), ours, A8W8, profile=candidates(results), facts=RunFacts(tmp_path, results))
+    report = merge(winner_rows(results), ours, A8W8, profile=candidate_rows(results), facts=RunFacts(tmp_path, results))
     read = open_sources([tmp_path], [], None, None, RunFacts)
     assert report.rows == merge(read.newcomers(), theirs, A8W8, profile=read.beside(), facts=read.facts).rows
     assert (report.count("added"), ours.read_text()) == (2, paths.tuned.read_text())
@@ -140,8 +140,8 @@ def test_a_winner_is_noisy_if_its_last_time_differs_from_its_first(
         if event.noisy:
             run.journal(ev.SettleShape(1, "g0001-1", True, ""))
         results = RunResults.read(run.ledger)
-        (shown,) = [r["spread"] for r in candidates(results) if r["winner"]]
-        assert [shown] == [r["spread"] for r in winners(results)] == [spread if event.noisy else last[1]]
+        (shown,) = [r["spread"] for r in candidate_rows(results) if r["winner"]]
+        assert [shown] == [r["spread"] for r in winner_rows(results)] == [spread if event.noisy else last[1]]
         add_winners(page := Page(), results.winners, {}, results.noisy)
     notes = ["noisy"] * event.noisy + ["keeps today's entry"] * (config == KEPT)
     assert re.findall("noisy|keeps today's entry", page_as_markdown(page)) == notes

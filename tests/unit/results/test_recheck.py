@@ -18,7 +18,7 @@ from orchestrator.inventory.load import load_inventory, parse_inventory, with_im
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
-from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, rows_to_check, write_rows
+from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge_rows, rows_to_check, write_rows
 from orchestrator.tables.merge_input import open_sources
 from tests.support.ledger_kit import Run, ended, row, started
 from worker.protocol import TableKernel, record
@@ -79,7 +79,7 @@ def test_verdicts_relative_to_the_median_row(tmp_path: Path) -> None:
             )
         run.says(ended(a, seconds=7.0, spent={"start": 2.5}))
         run.journal(ev.FailShape(9, Reason.NO_CANDIDATE, "none of 60 candidates ran", a, confirmed=True))
-        found = judge(run.ledger, tmp_path / "recheck.json")
+        found = judge_rows(run.ledger, tmp_path / "recheck.json")
     assert found.drift == pytest.approx(1.1), "a session in which all took a tenth longer"
     assert {r.key[0]: r.verdict for r in found.rows} == {
         1: "good", 2: "good", 3: "good", 4: "slower", 5: "overtaken", 6: "gone", 7: "gone", 8: "not measured", 9: "gone"

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.results import selftest
-from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, NodeTrial, Step, scrubber, tried
+from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, try_statements
+from orchestrator.results.selftest_bundle import make_scrubber
+from orchestrator.results.selftest_trial import NodeTrial, NotTriedError, Step
 from tests.standins.aiter import make_tree
 from tests.support.command import command
 from worker.aiter_tree.locate import NotATreeError, pick, tree_at
@@ -25,7 +27,7 @@ def trial(folder: Path, seconds: float = 0.0, node: str = "zeus") -> NodeTrial:
 
 
 def test_nothing_is_tried_once_the_time_is_over(tmp_path: Path) -> None:
-    rows = list(tried(trial(tmp_path)))
+    rows = list(try_statements(trial(tmp_path)))
     assert [row["number"] for row in rows] == list(range(1, len(selftest.CHECKS) + 1))
     assert {row["outcome"] for row in rows} == {NOT_TRIED}
     assert {row["detail"] for row in rows[:-1]} == {"the node cannot be used: the time was over"}
@@ -37,7 +39,7 @@ def test_a_check_that_breaks_does_not_end_the_others(tmp_path: Path, monkeypatch
 
     checks = ((1, "a", lambda t: (True, "x")), (2, "b", broken), (3, "c", lambda t: (False, "y")))
     monkeypatch.setattr(selftest, "CHECKS", checks)
-    rows = [(row["outcome"], row["detail"]) for row in tried(trial(tmp_path))]
+    rows = [(row["outcome"], row["detail"]) for row in try_statements(trial(tmp_path))]
     assert rows == [(HELD, "x"), (NOT_TRIED, "KeyError: 'us'"), (NOT_HELD, "y")]
 
 
@@ -67,7 +69,7 @@ class Recorded(NodeTrial):
         said, passed = [[slot, {"before": {"id": id_}}, {}] for slot, id_ in readings], [[{"us": x}] for x in us]
         self._step = Answers({selftest.SLOTS: said, selftest.CANARIES: passed}, "", "", folder)
 
-    def a4w4(self) -> Step:
+    def run_a4w4(self) -> Step:
         return self._step
 
 
@@ -88,14 +90,14 @@ def test_each_worker_must_have_a_gpu_of_its_own(tmp_path: Path) -> None:
     assert check(3, Recorded(tmp_path, [1, 1], two, []))[0]
     assert not check(3, Recorded(tmp_path, [2, 2], two, []))[0], "a worker sees both"
     assert not check(3, Recorded(tmp_path, [1, 1], [(0, "a"), (1, "a")], []))[0], "two slots share one"
-    with pytest.raises(selftest.NotTriedError, match="see no GPU"):
+    with pytest.raises(NotTriedError, match="see no GPU"):
         check(3, Recorded(tmp_path, [0, 0], two, []))
 
 
 def test_canaries_must_agree(tmp_path: Path) -> None:
     assert check(4, Recorded(tmp_path, [1], [], [10.0, 12.0])) == (True, "10.0 to 12.0 us")
     assert not check(4, Recorded(tmp_path, [1], [], [10.0, 13.0]))[0]
-    with pytest.raises(selftest.NotTriedError, match="cannot multiply"):
+    with pytest.raises(NotTriedError, match="cannot multiply"):
         check(4, Recorded(tmp_path, [1], [], [0.0]))
 
 
@@ -112,8 +114,8 @@ def test_set_up_seconds_are_read_from_the_logs(
 
 def test_names_are_taken_out_of_texts(tmp_path: Path) -> None:
     t = trial(tmp_path)
-    list(tried(t))
-    scrub = scrubber(t)
+    list(try_statements(t))
+    scrub = make_scrubber(t)
     for text, left in (
         ("zeus.corp.example: Zeus is slow", "<host>: <host> is slow"),
         ("zeusville zeus2", "zeusville zeus2"),
@@ -137,8 +139,8 @@ def test_a_family_without_a_script_in_the_image_does_not_count_against_it(tmp_pa
         ("a8w8", Step({"shapes": {"tuned": 2}}, "", "", tmp_path)),
         ("batched_a8w8", Step({}, f"exit code 3: {lacking.value}", "", tmp_path)),
     ):
-        t.others[name] = Future()
-        t.others[name].set_result(step)
+        t.family_runs[name] = Future()
+        t.family_runs[name].set_result(step)
     held, detail = check(15, t)
     assert held, detail
     assert "batched_a8w8: exit code 3" in detail

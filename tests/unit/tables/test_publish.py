@@ -21,7 +21,7 @@ from orchestrator.configs.aiter_trial import LoaderArguments
 from orchestrator.configs.config_tree import LookupTrial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.export import export, provenance
+from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
 from orchestrator.tables.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check, run_verify
 from orchestrator.tables.checkout import Checkout
@@ -94,7 +94,7 @@ def run(tmp_path: Path) -> Path:
         r.says(ended("g0001-1") | {"conditions": {"clock_mhz": 2400}})
         argv = ["tune", "llm shapes.csv", "--tuner", "aiter", "-i", "fleet.yaml"]
         results = RunResults.read(r.ledger)
-        export(results, RunPaths(folder), provenance(results, RunConfig("r1", 0.0, argv, "", "", "", "", "", "")))
+        export(results, RunPaths(folder), make_provenance(results, RunConfig("r1", 0.0, argv, "", "", "", "", "", "")))
     return folder
 
 

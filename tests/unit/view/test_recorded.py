@@ -30,7 +30,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
-from orchestrator.results.export import export, provenance
+from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
 from orchestrator.shapes.model import Shape
 from orchestrator.view.explain import explain
@@ -98,7 +98,7 @@ def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
     with _utc():
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             export(RunResults.read(ledger), paths, {})
-            proof = provenance(RunResults.read(ledger), RunConfig("", 0.0, [], "", "", "", "", "", ""))
+            proof = make_provenance(RunResults.read(ledger), RunConfig("", 0.0, [], "", "", "", "", "", ""))
         page = Collector(paths).document()
         page["origin"] = [s for s in page["origin"] if s["title"] not in ("Files of the run", "Made with")]
         found = {

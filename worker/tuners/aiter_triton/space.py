@@ -45,8 +45,8 @@ WEIGHTS: dict[str, tuple[float, ...]] = {
     "hip": (0.151, 0.229, 0.801, 0.365, 0.18, 0.022, -0.04, 0.233, 0.611),
     "cuda": (0.03, 0, 0, 0, 0, 0, 0, 0, 0),
 }
-"""Weights of `traits`. Those of AMD were fitted to half of AITER's files of gfx950 (benchmarks/aiter_configs.py);
-AITER ships none for NVIDIA."""
+"""Weights of `traits`. Those of AMD were fitted to half of AITER's files of gfx950, see
+benchmarks/results/aiter-triton.md; AITER ships none for NVIDIA."""
 DEFAULT_GROUP = 8
 
 

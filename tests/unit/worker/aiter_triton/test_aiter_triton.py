@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +14,8 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
 from orchestrator.families import check_tuner_options, get_tuner
-from tests.paths import ROOT
 from tests.standins.triton_tree import make, values
+from tests.support.worker_run import answers_of, of_type, run_group
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError
 from worker.triton_configs.slowdown import is_slower
@@ -32,7 +29,6 @@ from worker.tuners.search.tile_config import tile_config
 
 HALF = {"dtype": "torch.float16", "outdtype": "torch.float16"}  # the interpreter takes bfloat16 for integers
 DEFAULT = {"DEFAULT.json": {"M_LEQ_16": values(), "any": values(32, NUM_KSPLIT=2)}}
-SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1}
 OLD = "today"
 
 
@@ -78,28 +74,8 @@ def test_no_winner_is_slower_anywhere_than_the_rule_allows(drawn: dict[int, tupl
 
 
 def run(folder: Path, ms: list[int], *, interpreted: bool = True, **options: Any) -> tuple[int, str, list[Any]]:
-    """`worker run GROUP.json`: exit code, output, records."""
-    node = {"run": "r", "node": "n", "tuner": "aiter-triton", "options": {**SMALL, "family": "a16w16", **options}}
-    spec = {
-        "attempt": "a1", "run": "r", "epoch": 1, "group": "g", "family": "a16w16", "tuner": "aiter-triton",
-        "protocol": 1,
-        "shapes": [{"id": i + 1, "key": {"M": m, "N": 64, "K": 128, **HALF}} for i, m in enumerate(ms)],
-    }  # fmt: skip
-    (folder / "node").mkdir(parents=True)
-    (folder / "g.json").write_text(json.dumps(spec))
-    (folder / "node" / "node.json").write_text(json.dumps({**node, "protocol": 1}))
-    argv = [sys.executable, "-m", "worker", "run", str(folder / "g.json"), "--node-dir", str(folder / "node")]
-    clean = {k: v for k, v in os.environ.items() if k != "GEMMFLEET_CACHE"}
-    done = subprocess.run(
-        argv, capture_output=True, text=True, env={**clean, "TRITON_INTERPRET": str(int(interpreted))}
-    )
-    records = folder / "node" / "attempts" / "a1" / "records.jsonl"
-    lines = records.read_text().splitlines() if records.exists() else []
-    return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
-
-
-def of(records: list[Any], type_: str) -> list[Any]:
-    return [r for r in records if r["type"] == type_]
+    keys = [{"M": m, "N": 64, "K": 128, **HALF} for m in ms]
+    return run_group(folder, "aiter-triton", "a16w16", keys, options, interpreted=interpreted)
 
 
 def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Path) -> None:
@@ -107,7 +83,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
     counts = {"20x64x128xtorch.float16xtorch.float16": 9}
     code, output, records = run(tmp_path, [5, 20, 32], root=str(root), counts=counts)
     assert code == 0, output
-    tuned = {r["shape"]: r["row"] for r in of(records, "shape_tuned")}
+    tuned = {r["shape"]: r["row"] for r in of_type(records, "shape_tuned")}
     documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
     assert {s: d["bucket"] for s, d in documents.items()} == {1: "M_LEQ_16", 2: "M_LEQ_64", 3: "M_LEQ_64"}, output
     assert documents[2]["values"] == documents[3]["values"], "a bucket has one config"
@@ -122,7 +98,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
         assert d["old"][points[m][5]] == DEFAULT["DEFAULT.json"]["M_LEQ_16" if m == 5 else "any"]
         assert all(p[2] > 0 for p in d["points"]), "today's config was measured too"
         assert {p[6] for p in d["points"]} == {""}, "fused operators are for the default's"
-    names = [r["row"]["kernelName"] for r in of(records, "row") if r["shape"] == 2]
+    names = [r["row"]["kernelName"] for r in of_type(records, "row") if r["shape"] == 2]
     assert len(names) == len(set(names)), "a measurement that is repeated for the bucket adds no row"
     assert tile_config(values(32, NUM_KSPLIT=2)).name in names
 
@@ -133,18 +109,18 @@ def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path
     given: dict[str, Any] = {"default": {"M_LEQ_16": values(16, 16)}, "max_candidates": 9}
     code, output, records = run(tmp_path, [5, 20], root=str(make(tmp_path / "tree", DEFAULT, fused=True)), **given)
     assert code == 1, output
-    (tuned,), (failed,) = of(records, "shape_tuned"), of(records, "shape_failed")
+    (tuned,), (failed,) = of_type(records, "shape_tuned"), of_type(records, "shape_failed")
     document = json.loads(tuned["row"]["triton_config"])
     assert tuned["row"]["kernelName"] == tile_config(values(16, 16)).name, "the wrapper's own"
     assert (document["default"], document["values"]) == (True, values(16, 16))
     points = {(m, caller): (old, new, err) for m, _, old, new, err, _, caller in document["points"]}
     assert set(points) == {(m, caller) for m in (5, 16) for caller in ("", "fused_gemm_a16w16_quant_x")}
     assert all(old > 0 and new > 0 and err == 0 for old, new, err in points.values())
-    assert len(of(records, "row")) == 2
+    assert len(of_type(records, "row")) == 2
     assert "M=20 reads any of DEFAULT.json" in failed["detail"]
     own = make(tmp_path / "own_tree", {**DEFAULT, "GEMM-A16W16-N=64-K=128.json": {"any": values()}})
     code, output, records = run(tmp_path / "own", [5], root=str(own), **given)
-    assert "N=64-K=128.json" in of(records, "shape_failed")[0]["detail"], output
+    assert "N=64-K=128.json" in of_type(records, "shape_failed")[0]["detail"], output
 
 
 @pytest.mark.full
@@ -152,7 +128,7 @@ def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:
     broken = {"DEFAULT.json": {"any": {**values(), "BLOCK_SIZE_K": 24}}}  # no power of two: it cannot run
     code, output, records = run(tmp_path, [5], root=str(make(tmp_path / "tree", broken)))
     assert code == 0, output
-    (row,) = [r["row"] for r in of(records, "shape_tuned")]
+    (row,) = [r["row"] for r in of_type(records, "shape_tuned")]
     document = json.loads(row["triton_config"])
     assert document["values"] is not None
     assert {p[2] for p in document["points"]} == {-1.0}
@@ -162,7 +138,7 @@ def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:
 def test_without_a_tree_a_default_of_the_chip_or_a_gpu_the_reason_is_told(tmp_path: Path) -> None:
     code, output, records = run(tmp_path, [5], root=str(make(tmp_path / "tree", DEFAULT, "gfx950")))
     assert code == 1, output
-    (failed,) = of(records, "shape_failed")
+    (failed,) = of_type(records, "shape_failed")
     assert failed["reason"] == "unsupported"
     assert "no default file for 90" in failed["detail"]
     code, output, _ = run(tmp_path / "none", [5], root=str(tmp_path / "nothing"))
@@ -174,7 +150,7 @@ def test_without_a_tree_a_default_of_the_chip_or_a_gpu_the_reason_is_told(tmp_pa
         code, output, records = run(tmp_path / "cpu", [5], interpreted=False, root=str(tmp_path / "tree"))
         assert code != 0
         assert "needs a GPU, and torch sees none here" in output
-        assert not of(records, "shape_tuned")
+        assert not of_type(records, "shape_tuned")
 
 
 @pytest.mark.parametrize(
@@ -315,11 +291,7 @@ needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="there is no T
 def compiled(tree: Path, arch: str, *configs: dict[str, Any], caller: str = "") -> list[list[Any]]:
     """(status, detail, [LDS, registers, spills, config of the same code, least LDS that is expected]) of configs,
     compiled in a fresh process."""
-    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree), arch, json.dumps(configs), caller]
-    env = {"TRITON_CACHE_DIR": str(tree / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return answers_of(CODE, str(tree), arch, json.dumps(configs), caller, cache=tree / "cache")
 
 
 @needs_triton

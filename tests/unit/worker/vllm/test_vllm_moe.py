@@ -4,10 +4,7 @@ launcher; the whole of it in Triton's interpreter, with the kernel and the look-
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
+from tests.support.worker_run import answers_of, of_type, run_group
 from worker.triton_configs.engine_package import EngineDevice
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.target import datasheet_target
@@ -318,12 +315,8 @@ def asked(
     dtype: str = "",
 ) -> Any:
     """Run the code above: an answer for each number of tokens with its config."""
-    argv = [sys.executable, "-W", "ignore", "-c", CODE, what, str(tree("vllm")), device.name, str(device.arch)]
-    env = {"TRITON_CACHE_DIR": str(folder / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    env["TRITON_INTERPRET"] = str(int(what == "run"))
-    done = subprocess.run([*argv, json.dumps(key), dtype, json.dumps(given)], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    words = (what, str(tree("vllm")), device.name, str(device.arch), json.dumps(key), dtype, json.dumps(given))
+    return answers_of(CODE, *words, cache=folder / "cache", interpreted=what == "run")
 
 
 @pytest.mark.parametrize(
@@ -364,9 +357,6 @@ def test_one_job_compiles_both_products_for_a_chip_that_is_not_here(
     assert len(kernels) == 6
 
 
-SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1, "family": "fmoe"}
-
-
 def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     root = tmp_path / "engine"
     shutil.copytree(tree("vllm"), root, ignore=shutil.ignore_patterns("*.json"))
@@ -375,24 +365,12 @@ def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     folder = root / "vllm" / "model_executor" / "layers" / "fused_moe" / "configs"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps({"1": values(), "24": values(32, 128)}))
-    node = {"run": "r", "node": "n", "tuner": "vllm", "options": {**SMALL, "root": str(root)}, "protocol": 1}
-    spec = {
-        "attempt": "a1", "run": "r", "epoch": 1, "group": "g", "family": "fmoe", "tuner": "vllm", "protocol": 1,
-        "shapes": [{"id": 1, "key": key}, {"id": 2, "key": {**key, "topk": 9}}],
-    }  # fmt: skip
-    (tmp_path / "node").mkdir()
-    (tmp_path / "g.json").write_text(json.dumps(spec))
-    (tmp_path / "node" / "node.json").write_text(json.dumps(node))
-    argv = [sys.executable, "-m", "worker", "run", str(tmp_path / "g.json"), "--node-dir", str(tmp_path / "node")]
-    clean = {k: v for k, v in os.environ.items() if k != "GEMMFLEET_CACHE"}
-    done = subprocess.run(argv, capture_output=True, text=True, env={**clean, "TRITON_INTERPRET": "1"})
-    assert done.returncode == 1, "a shape failed: " + done.stdout + done.stderr
-    lines = (tmp_path / "node" / "attempts" / "a1" / "records.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    (failed,) = [r for r in records if r["type"] == "shape_failed"]
+    code, output, records = run_group(tmp_path, "vllm", "fmoe", [key, {**key, "topk": 9}], {"root": str(root)})
+    assert code == 1, f"a shape failed: {output}"
+    (failed,) = of_type(records, "shape_failed")
     assert failed["shape"] == 2
     assert "topk is 9, of 4 experts" in failed["detail"]
-    (tuned,) = [r["row"] for r in records if r["type"] == "shape_tuned"]
+    (tuned,) = [r["row"] for r in of_type(records, "shape_tuned")]
     assert tuned["errRatio"] == 0.0
     assert len(tuned["triton_config"]) < 2000
     document = json.loads(tuned["triton_config"])
@@ -405,5 +383,5 @@ def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     assert {err for *_, err, _, _ in document["points"]} == {0.0 if document["values"] else 1.0}
     assert all(point[2] > 0 for point in document["points"])
     assert document["old"] == [values()]
-    rows = Counter(r["row"]["kernelName"] for r in records if r["type"] == "row" and r["shape"] == 1)
+    rows = Counter(r["row"]["kernelName"] for r in of_type(records, "row") if r["shape"] == 1)
     assert set(rows.values()) == {1}, "rows are of one routing"

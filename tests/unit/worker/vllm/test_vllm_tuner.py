@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +18,9 @@ from orchestrator.backend_names import backend_name
 from orchestrator.errors import InputError
 from orchestrator.families import check_family, check_tuner_options, get_tuner
 from orchestrator.tables.row_kernels import kind_by_names
-from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer
+from tests.support.worker_run import answers_of, of_type, run_group
 from worker.families import tuner_of
 from worker.protocol import SpecShape
 from worker.triton_configs.engine_package import EngineDevice
@@ -314,11 +311,8 @@ for values in json.loads(configs):
 
 
 def compiled(folder: Path, device: EngineDevice, key: dict[str, Any], *given: dict[str, int]) -> list[list[Any]]:
-    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree("vllm")), device.name, str(device.arch)]
-    env = {"TRITON_CACHE_DIR": str(folder / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*argv, json.dumps(key), json.dumps(given)], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    words = (str(tree("vllm")), device.name, str(device.arch), json.dumps(key), json.dumps(given))
+    return answers_of(CODE, *words, cache=folder / "cache")
 
 
 @pytest.mark.parametrize(
@@ -339,31 +333,9 @@ def test_candidates_are_compiled_for_a_chip_that_is_not_here(
         assert foreign[0] == "error"
 
 
-SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1, "family": "a8w8_blockscale"}
-
-
 def run(folder: Path, ms: list[int], *, interpreted: bool = True, **options: Any) -> tuple[int, str, list[Any]]:
-    """`worker run GROUP.json`: exit code, output, records."""
-    node = {"run": "r", "node": "n", "tuner": "vllm", "options": {**SMALL, **options}, "protocol": 1}
-    spec = {
-        "attempt": "a1", "run": "r", "epoch": 1, "group": "g", "family": "a8w8_blockscale", "tuner": "vllm",
-        "protocol": 1, "shapes": [{"id": i + 1, "key": {"M": m, "N": 128, "K": 256}} for i, m in enumerate(ms)],
-    }  # fmt: skip
-    (folder / "node").mkdir(parents=True)
-    (folder / "g.json").write_text(json.dumps(spec))
-    (folder / "node" / "node.json").write_text(json.dumps(node))
-    argv = [sys.executable, "-m", "worker", "run", str(folder / "g.json"), "--node-dir", str(folder / "node")]
-    clean = {k: v for k, v in os.environ.items() if k != "GEMMFLEET_CACHE"}
-    done = subprocess.run(
-        argv, capture_output=True, text=True, env={**clean, "TRITON_INTERPRET": str(int(interpreted))}
-    )
-    records = folder / "node" / "attempts" / "a1" / "records.jsonl"
-    lines = records.read_text().splitlines() if records.exists() else []
-    return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
-
-
-def of(records: list[Any], type_: str) -> list[Any]:
-    return [r for r in records if r["type"] == type_]
+    keys = [{"M": m, "N": 128, "K": 256} for m in ms]
+    return run_group(folder, "vllm", "a8w8_blockscale", keys, options, interpreted=interpreted)
 
 
 def test_a_file_is_tuned_by_ranges_and_its_rows_carry_them(tmp_path: Path) -> None:
@@ -372,7 +344,7 @@ def test_a_file_is_tuned_by_ranges_and_its_rows_carry_them(tmp_path: Path) -> No
     (configs(root) / name_of(128, 256)).write_text(json.dumps({"1": {**wrong, "num_stages": 2}, "6": values(64, 128)}))
     code, output, records = run(tmp_path, [5, 1], root=str(root), counts={"5x128x256": 9})
     assert code == 0, output
-    tuned = {r["shape"]: r["row"] for r in of(records, "shape_tuned")}
+    tuned = {r["shape"]: r["row"] for r in of_type(records, "shape_tuned")}
     documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
     five, one = documents[1], documents[2]
     assert all(len(row["triton_config"]) < 2000 for row in tuned.values())
@@ -388,7 +360,7 @@ def test_a_file_is_tuned_by_ranges_and_its_rows_carry_them(tmp_path: Path) -> No
     assert one["values"] is not None
     assert (point[4:]) == [0.0, 0, ""]
     assert "today's does not run" in tuned[2]["detail"]
-    assert {r["row"]["status"] for r in of(records, "row") if r["shape"] == 2} >= {"ok", "wrong"}
+    assert {r["row"]["status"] for r in of_type(records, "row") if r["shape"] == 2} >= {"ok", "wrong"}
     assert five["key"] in (4, 5)
     assert five["first"] <= 5 <= five["last"]
     # the ends are only measured for a config that wins at the workload's M, and it may lose there
@@ -412,7 +384,7 @@ def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(tmp_path: Path
         archive.writestr(str(configs(Path()) / "none.json"), "{}")
     code, output, records = run(tmp_path / "wheel", [1], root=str(wheel))
     assert code == 0, output
-    assert len(of(records, "shape_tuned")) == 1
+    assert len(of_type(records, "shape_tuned")) == 1
     code, output, _ = run(tmp_path / "other", [1], root=str(tree("sglang")))
     assert code != 0
     assert "is sglang, whose kernels are others" in output
