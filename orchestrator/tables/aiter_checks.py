@@ -106,7 +106,7 @@ def compare_runs(before: CheckRun, after: CheckRun) -> tuple[bool, str]:
 
 
 def run_verify(words: Sequence[str], table: Path, log: Path) -> tuple[bool, str]:
-    """Run `gemmfleet verify` on a table: (True if it proved every row, a sentence on it). `words` name the nodes."""
+    """Run the command `verify` on a table: (True if it proved every row, a sentence on it). `words` name the nodes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "orchestrator", "verify", *words, "--table", str(table), "--json", "--verbose"]
     with log.open("w") as stderr:
