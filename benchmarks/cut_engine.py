@@ -39,7 +39,7 @@ def cut(root: Path, folder: Path) -> list[Path]:
 
 
 def opened_by_loading(package: Path) -> set[Path]:
-    """Files that are opened while the engine is loaded for NVIDIA's and AMD's, and asked for configs."""
+    """Files that are read while the engine is loaded for NVIDIA's and AMD's, and asked for configs."""
     opened: list[Any] = []
     # a hook stays for the life of the process, so it is told when to stop
     recording = [True]
@@ -48,6 +48,8 @@ def opened_by_loading(package: Path) -> set[Path]:
         engine = load_engine(package, device)
         for layer in LAYERS:
             engine.config(layer, 16)
+        # a process keeps what it compiled, so files that it loaded before are not opened again
+        opened += [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     recording.clear()
     return {Path(name) for name in opened if isinstance(name, str)}
 

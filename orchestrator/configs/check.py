@@ -1,8 +1,8 @@
 """Config files of a tree of AITER checked without a GPU: linted (`lint.py`), and if asked each bucket compiled.
 
 `configs check` calls `check` for each of `chips_of`. Compiling runs code of the tree, so it is done in processes of
-their own: `_compile` calls `compile_buckets` in one, and that hands single buckets to a pool. `engine_check.py` checks
-the files of vLLM and SGLang.
+their own: `_compile` gives each a part of the buckets (`compile_buckets`). `engine_check.py` checks the files of vLLM
+and SGLang.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from orchestrator.configs.lint import lint
 from orchestrator.errors import InputError
-from worker.foreign.answer import report
-from worker.foreign.runner import ForeignCodeError, Limits, call
-from worker.text import LEVELS, Finding, Level, plural
+from worker.foreign.runner import ForeignCodeError, Limits, call_each
+from worker.text import LEVELS, Finding, Level
 from worker.triton_configs.config_file import Bucket, ConfigFileError
 from worker.triton_configs.engine_package import INSTALL
 from worker.triton_configs.kinds import KINDS, ConfigKind, kinds_of
@@ -29,8 +27,11 @@ from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, bucke
 from worker.triton_configs.tree_files import TreeFile, list_files
 from worker.tuners.aiter_triton.spec import NotImportableError, tuned_kinds
 
-COMPILE_LIMITS = Limits(seconds=4 * 3600, memory=16 << 30, output=1 << 30, processes=1024)
-"""All buckets of a chip take an hour on 16 cores. A process a core compiles, and starts compilers of its own."""
+T = TypeVar("T")
+COMPILE_LIMITS = Limits(seconds=3600, memory=16 << 30, output=1 << 30)
+"""For COMPILED_AT_ONCE buckets or files. Eight of gfx950's 1,320 buckets take six minutes of a core."""
+COMPILED_AT_ONCE = 8
+"""Buckets or files that one process compiles: importing what they need takes it seconds."""
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
 LDS_BYTES = {"gfx942": 65536, "gfx950": 163840, "gfx1250": 327680}
@@ -168,20 +169,20 @@ def _compile(
     """Return the buckets in their order, compiled. Raises InputError."""
     if not (find_spec("triton") and find_spec("torch")):
         raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
+    calls = [(root, gfx, part) for part in parts_of(buckets, COMPILED_AT_ONCE)]
     try:
-        compiled = call(
+        parts = call_each(
             compile_buckets,
-            root,
-            gfx,
-            buckets,
+            calls,
             limits=COMPILE_LIMITS,
             packages=True,
             env=cache_of_triton(),
             raises=(InputError,),
-            progress=progress,
+            finished=lambda count: progress(f"{count} of {len(calls)} parts compiled"),
         )
     except (OSError, ForeignCodeError) as e:
         raise InputError(f"{root}: compiling its configs {e}") from e
+    compiled = list(itertools.chain.from_iterable(parts))
     results = [(bucket.kind, bucket.path, bucket.bucket) for bucket in compiled]
     if results != [(bucket.kind, bucket.path, bucket.bucket) for bucket in buckets]:
         raise InputError(f"{root}: compiling its configs gave other buckets than were asked for")
@@ -193,23 +194,21 @@ def cache_of_triton() -> dict[str, str]:
     return {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR") or str(Path.home() / ".triton" / "cache")}
 
 
+def parts_of(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """The items in parts of this size, the last one smaller."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
 def compile_buckets(root: Path, gfx: str, buckets: list[CompiledBucket]) -> list[CompiledBucket]:
-    """Compile buckets on all cores that this process may use. It runs code of the tree: call it on its own.
+    """Compile buckets. It runs code of the tree: call it in a process of its own.
 
     Raises InputError, once for all buckets, if this Python cannot import AITER's wrappers.
     """
-    workers = min(len(os.sched_getaffinity(0)), len(buckets)) or 1
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        results = [pool.submit(compile_bucket, root, gfx, b) for b in buckets]
-        try:
-            for done, result in enumerate(as_completed(results), 1):
-                result.result()
-                report(f"{done} of {plural(len(buckets), 'bucket')} compiled")
-        except NotImportableError as e:
-            pool.shutdown(cancel_futures=True)
-            way_out = WAY_OUT if str(e).startswith("no module") else "run this in AITER's image, or leave out --compile"
-            raise InputError(f"AITER's Triton modules cannot be imported on this machine: {e}: {way_out}") from e
-    return [r.result() for r in results]
+    try:
+        return [compile_bucket(root, gfx, bucket) for bucket in buckets]
+    except NotImportableError as e:
+        way_out = WAY_OUT if str(e).startswith("no module") else "run this in AITER's image, or leave out --compile"
+        raise InputError(f"AITER's Triton modules cannot be imported on this machine: {e}: {way_out}") from e
 
 
 def compile_bucket(root: Path, gfx: str, bucket: CompiledBucket) -> CompiledBucket:

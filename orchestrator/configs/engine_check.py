@@ -1,7 +1,7 @@
 """Config files of vLLM and SGLang checked without a GPU, by the look-ups, launchers and kernels of the engine itself.
 
-`check` runs `check_files` in a process of its own, because that runs code of the engine, and this hands single files to
-a pool (`check_file`). A rule for the entries of a file is one more `yield` in `_entry_faults`.
+`check` gives the files in parts to `check_files`, each in a process of its own, because that runs code of the engine;
+`check_file` checks one. A rule for the entries of a file is one more `yield` in `_entry_faults`.
 An error: the engine never reads the file, fails on it, or computes wrong results with it. A warning: it is read rarely,
 spills, or serves M that are far from its keys. A note: worth a look. There is one finding a file and rule.
 `engine_tree.py` merges winners into such files. Imports torch and triton.
@@ -10,21 +10,17 @@ spills, or serves M that are far from its keys. A note: worth a look. There is o
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing import get_context
+from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import triton
 
-from orchestrator.configs.check import COMPILE_LIMITS, cache_of_triton
+from orchestrator.configs.check import COMPILE_LIMITS, COMPILED_AT_ONCE, cache_of_triton, parts_of
 from orchestrator.configs.lint import outliers
-from worker.foreign.answer import report
-from worker.foreign.runner import call
+from worker.foreign.runner import Limits, call_each
 from worker.text import LEVELS, Finding, and_more
 from worker.triton_configs.config_file import ConfigFileError, read_config_file
 from worker.triton_configs.engine_package import (
@@ -42,32 +38,17 @@ FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""
 MOST_KEYS = 8
 """Keys that a finding names."""
-CHUNK = 16
-"""Files that a process looks at in a row if it does not compile: it loads the engine anew for each device."""
-LOOK_LIMITS = replace(COMPILE_LIMITS, seconds=3600)
-"""All files of an engine are looked up in minutes; the rest is for a busy machine."""
+LEAST_LOOKED_AT = 16
+"""Fewer files are looked at by one process: a further one takes seconds to import torch and to load the engine."""
+LOOK_LIMITS = Limits(seconds=600, memory=16 << 30)
+"""For a core's share of the files: all files of vLLM are looked up in 22 s of CPU; the rest is for a busy machine."""
 WITHOUT_LAUNCHER = "int4_w4a16"
 """The dtype whose kernel is another one, which cannot be asked here."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedEngine:
-    """The result of a check."""
-
-    project: str
-    version: str
-    triton: str
-    """Triton's version."""
-    files: int
-    """Number of files checked."""
-    findings: list[Finding]
-    compiled: dict[str, Values]
-    """The outcome of each distinct entry (of which Triton makes different code), by Triton's key of it:
-    `{"...": {"status": "ok", "spills": 0}}`."""
-
-
 CheckedFile = tuple[list[Finding], dict[str, Values]]
-"""The findings on a file, and its distinct entries with what became of them."""
+"""Findings on a file, and the outcome of each distinct entry (of which Triton makes different code), by Triton's key of
+it: `{"...": {"status": "ok", "spills": 0}}`."""
 
 
 def check(
@@ -82,39 +63,6 @@ def check(
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `override`: those of
     this override folder of vLLM instead. `compiling`: and compile their entries. Returns the document of `--json`.
     Raises ServingEngineError, ForeignCodeError."""
-    env = cache_of_triton()
-    if override:
-        env[OVERRIDE] = str(override.absolute())
-    checked = call(
-        check_files,
-        root,
-        override,
-        device,
-        sizes,
-        compiling,
-        limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
-        packages=True,
-        env=env,
-        raises=(ServingEngineError,),
-        progress=say,
-    )
-    document = {
-        "project": checked.project,
-        "version": checked.version,
-        "triton": checked.triton,
-        "files": checked.files,
-        "entries": len(checked.compiled),
-        "findings": checked.findings,
-        "compiled": checked.compiled if compiling else {},
-    }
-    levels = [finding.level for finding in checked.findings]
-    return document | {f"{level}s": levels.count(level) for level in LEVELS}
-
-
-def check_files(
-    root: Path, override: Path | None, device: str | None, sizes: dict[str, int], compiling: bool
-) -> CheckedEngine:
-    """`check` itself. It runs code of the engine: call it in a process of its own."""
     package = locate_engine(root)
     if override and package.project != "vllm":
         engine = f"{package.folder} is of {package.project}"
@@ -126,18 +74,61 @@ def check_files(
         )
     findings: list[Finding] = []
     compiled: dict[str, Values] = {}
-    start = time.monotonic()
-    check_one = partial(check_file, package.folder, override or package.folder.parent, compiling)
-    for done, (file_findings, entries) in enumerate(_map_files(check_one, files, 1 if compiling else CHUNK), 1):
+    for file_findings, entries in _check_in_parts(package, override, files, compiling, say):
         findings += file_findings
         compiled |= entries
-        if compiling:
-            rate = len(compiled) / (time.monotonic() - start)
-            report(f"{done} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
     if device is None and not sizes and override is None:
         findings += _unread_folders(package.folder, files, findings)
     findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.rule, finding.path, finding.line))
-    return CheckedEngine(package.project, package.version, triton.__version__, len(files), findings, compiled)
+    document = {
+        "project": package.project,
+        "version": package.version,
+        "triton": triton.__version__,
+        "files": len(files),
+        "entries": len(compiled),
+        "findings": findings,
+        "compiled": compiled if compiling else {},
+    }
+    levels = [finding.level for finding in findings]
+    return document | {f"{level}s": levels.count(level) for level in LEVELS}
+
+
+def _check_in_parts(
+    package: EnginePackage,
+    override: Path | None,
+    files: Sequence[EngineConfigFile],
+    compiling: bool,
+    say: Callable[[str], None],
+) -> Iterator[CheckedFile]:
+    """The check of each file. Raises ServingEngineError, ForeignCodeError."""
+    env = cache_of_triton()
+    if override:
+        env[OVERRIDE] = str(override.absolute())
+    size = COMPILED_AT_ONCE
+    if not compiling:
+        size = max(LEAST_LOOKED_AT, ceil(len(files) / len(os.sched_getaffinity(0))))
+    top = override or package.folder.parent
+    calls = [(package.folder, top, compiling, part) for part in parts_of(files, size)]
+
+    def tell(count: int) -> None:
+        if compiling:
+            say(f"{min(count * size, len(files))} of {len(files)} files compiled")
+
+    parts = call_each(
+        check_files,
+        calls,
+        limits=COMPILE_LIMITS if compiling else LOOK_LIMITS,
+        packages=True,
+        env=env,
+        raises=(ServingEngineError,),
+        finished=tell,
+    )
+    return chain.from_iterable(parts)
+
+
+def check_files(package: Path, top: Path, compiling: bool, files: list[EngineConfigFile]) -> list[CheckedFile]:
+    """Check files. It runs code of the engine: call it in a process of its own."""
+    return [check_file(package, top, compiling, file) for file in files]
 
 
 def _files_to_check(
@@ -159,23 +150,8 @@ def _files_to_check(
     return sorted(files, key=lambda file: (file.device, file.path))
 
 
-def _map_files(
-    check_one: Callable[[EngineConfigFile], CheckedFile], files: Sequence[EngineConfigFile], chunk: int
-) -> Iterator[CheckedFile]:
-    """Yields what `check_one` finds in each file, in their order, by as many processes as there are cores.
-
-    A single chunk is checked in this process, because a further one takes seconds to import torch.
-    """
-    if len(files) <= chunk:
-        yield from map(check_one, files)
-        return
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(check_one, files, chunksize=chunk)
-
-
 def check_file(package: Path, top: Path, compiling: bool, file: EngineConfigFile) -> CheckedFile:
-    """Findings on a file, by its path below `top`, and its distinct entries with what became of them. Call it in a
-    process of its own."""
+    """Findings on a file, by its path below `top`, and its distinct entries with what became of them."""
     shown_path = str(file.path.relative_to(top))
     try:
         content = read_config_file(file.path)

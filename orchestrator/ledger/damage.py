@@ -59,7 +59,7 @@ def find_damage(ledger: OpenLedger) -> str:
 def _damage(ledger: OpenLedger) -> Iterator[str]:
     """A sentence on each damaged value, in the order of the tables."""
     for key, text in ledger.query("SELECT key, value FROM meta"):
-        yield from _fault(f"value `{key}`", text, partial(_is_a, _META.get(key, object)))
+        yield from _fault(f"value `{key}`", text, partial(is_value, key))
     for (table,) in ledger.query(
         "SELECT name FROM pragma_table_list WHERE type='table' AND NOT strict AND name NOT GLOB 'sqlite_*'"
     ):
@@ -143,6 +143,11 @@ def _is_seconds(value: Any) -> bool:
 
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def is_value(key: str, value: Any) -> bool:
+    """Return whether a value of the run, such as `ended`, has its type."""
+    return _is_a(_META.get(key, object), value)
 
 
 def is_key(family: Family, value: Any) -> bool:

@@ -23,7 +23,7 @@ from orchestrator.errors import LedgerError
 from orchestrator.families import get_family
 from orchestrator.ledger import database
 from orchestrator.ledger.blocked import BLOCKED, BlockedCandidate, judge_blocked
-from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key
+from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage, is_key, is_value
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, State
 from orchestrator.policy.settings import PolicySettings
@@ -232,7 +232,12 @@ class LedgerReader:
     def meta(self, key: str, default: Any = None) -> Any:
         """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
         rows = self.query("SELECT value FROM meta WHERE key=?", (key,))
-        return json.loads(rows[0][0]) if rows else default
+        if not rows:
+            return default
+        value = json.loads(rows[0][0])
+        if not is_value(key, value):
+            raise TypeError(f"value `{key}` of the run is not of its type")  # `__exit__` tells the user
+        return value
 
     @property
     def state(self) -> str:
@@ -339,13 +344,13 @@ class LedgerReader:
     def slots(self) -> list[SlotInfo]:
         """The latest that the workers reported, by slot."""
         rows = self.query("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
-        return [SlotInfo(n, s, json.loads(i or "{}"), json.loads(d or "{}")) for n, s, i, d in rows]
+        return [SlotInfo(n, s, _object_in(i), _object_in(d)) for n, s, i, d in rows]
 
     def slot(self, node: str, slot: str) -> SlotInfo:
         """The latest that one slot's workers reported; empty if they reported nothing."""
         rows = self.query("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
         info, device = rows[0] if rows else ("", "")
-        return SlotInfo(node, slot, json.loads(info or "{}"), json.loads(device or "{}"))
+        return SlotInfo(node, slot, _object_in(info), _object_in(device))
 
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
         """Next byte to read of each (stream, slot) of a node; streams that are not listed begin at 0."""
@@ -383,7 +388,7 @@ class LedgerReader:
         for extra, first_us, first_spread, us, spread in self.query(_FIRST_AND_LAST, (attempt, shape)):
             first = Time(first_us, first_spread)
             last = Time(us, spread)
-            more = json.loads(extra or "{}")
+            more = _object_in(extra)
             if is_noisy(first, last) and "run" not in more and not keeps_today(more):
                 return spread_of_noisy(first, last)
         return 0.0
@@ -424,6 +429,14 @@ class LedgerReader:
         return ran, [candidate for candidate in latest if candidate.verdict == "faulted"]
 
 
+def _object_in(cell: str | None) -> dict[str, Any]:
+    """The JSON object in a cell, empty for an empty one. Raises TypeError: then `__exit__` tells what is damaged."""
+    value = json.loads(cell or "{}")
+    if not isinstance(value, dict):
+        raise TypeError(f"is not an object: {cell!r}")
+    return value
+
+
 def _shape_state(state: State, id_: int, key: tuple[int | str, ...]) -> ShapeState:
     """A shape that the state has, with the attempt that settled it."""
     shape = state.shapes[id_]
@@ -457,13 +470,13 @@ def keeps_today(row: Row) -> bool:
 
 
 def _report(device: str | None, exit: int | None, spent: str | None, conditions: str | None) -> Report:
-    return Report(json.loads(device or "{}"), exit, json.loads(spent or "{}"), json.loads(conditions or "{}"))
+    return Report(_object_in(device), exit, _object_in(spent), _object_in(conditions))
 
 
 def _row(raw: Any) -> ProfileRow:
     id_, attempt, shape, key, node, slot, t, winner, gfx, cu_num, note, extra, *values = raw
     row = {field.name: value for field, value in zip(database.COLUMNS, values, strict=True) if value is not None}
-    row |= json.loads(extra or "{}")
+    row |= _object_in(extra)
     return ProfileRow(id_, attempt, shape, tuple(json.loads(key)), node, slot, t, bool(winner), gfx, cu_num, note, row)
 
 

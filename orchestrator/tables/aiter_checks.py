@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.foreign.runner import ForeignCodeError, Limits, run
-from worker.text import and_more
+from worker.text import and_more, tail
 
 CHECKS = ("test_csv_validation", "test_config_shape_collision")
 FOLDER = "op_tests/tuning_tests"
@@ -26,6 +26,10 @@ FOLDER = "op_tests/tuning_tests"
 COMMANDS = [f"python3 -m unittest -v op_tests.tuning_tests.{name}" for name in CHECKS]
 """The command of each check; the text of the pull request has them too."""
 CHECK_LIMITS = Limits(seconds=1800, memory=32 << 30, output=1 << 30, processes=1024)
+MOST_OUTPUT = 4 << 20
+"""Bytes of a check's output that are read, its last ones: unittest names the failing tests at the end."""
+MAX_LINE = 1000
+"""Most characters of a line of it."""
 TAIL_LINES = 12
 """Last lines of a check's output that the pull request's text quotes."""
 MAX_REASON = 300
@@ -62,29 +66,30 @@ def run_check(tree: Path, name: str, python: str, jit: Path, log: Path) -> Check
     try:
         with log.open("w+b") as output:
             code = run(argv, output, cwd=tree, env=env, limits=CHECK_LIMITS)
+            lines = tail(output.fileno(), 0, MOST_OUTPUT).splitlines()
     except ForeignCodeError as e:
         return CheckRun(why=f"it {e}")
     except OSError as e:
         return CheckRun(why=f"it could not be started: {e.strerror or e}")
-    return read_output(log.read_text(errors="replace"), code)
+    return read_output("\n".join(line[:MAX_LINE] for line in lines), code)
 
 
 def read_output(text: str, code: int) -> CheckRun:
     """The outcome of a run of unittest by its output and exit code."""
     exit_code = f"exit code {code}"
-    tail = tuple([line for line in text.splitlines() if line.strip()][-TAIL_LINES:])
+    last_lines = tuple([line for line in text.splitlines() if line.strip()][-TAIL_LINES:])
     tests_run = re.search(r"^Ran (\d+) tests?", text, re.M)
     if tests_run is None:
-        last = tail[-1] if tail else exit_code
-        return CheckRun(why=f"it did not run: {last[:MAX_REASON]}", tail=tail)
+        last = last_lines[-1] if last_lines else exit_code
+        return CheckRun(why=f"it did not run: {last[:MAX_REASON]}", tail=last_lines)
     failing = _FAILED.findall(text)
     if code and not failing:
         failing = [exit_code]
     skipped = re.search(r"skipped=(\d+)", text)
     if not failing and skipped and skipped[1] == tests_run[1]:
         reason = re.search(r"skipped ['\"](.{1,300})['\"]$", text, re.M)
-        return CheckRun(why=f"it skips itself: {reason[1] if reason else 'no reason is given'}", tail=tail)
-    return CheckRun(frozenset(failing), tail=tail)
+        return CheckRun(why=f"it skips itself: {reason[1] if reason else 'no reason is given'}", tail=last_lines)
+    return CheckRun(frozenset(failing), tail=last_lines)
 
 
 def compare_runs(before: CheckRun, after: CheckRun) -> tuple[bool, str]:
@@ -101,7 +106,7 @@ def compare_runs(before: CheckRun, after: CheckRun) -> tuple[bool, str]:
 
 
 def run_verify(words: Sequence[str], table: Path, log: Path) -> tuple[bool, str]:
-    """Run `gemmfleet verify` on a table: (True if it proved every row, a sentence on it). `words` name the nodes."""
+    """Run the command `verify` on a table: (True if it proved every row, a sentence on it). `words` name the nodes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "orchestrator", "verify", *words, "--table", str(table), "--json", "--verbose"]
     with log.open("w") as stderr:

@@ -83,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishRequest:
-    """A request to publish: the options of `gemmfleet publish`."""
+    """A request to publish: the options of the command `publish`."""
 
     sources: Sequence[Path]
     """Run folders and tables."""

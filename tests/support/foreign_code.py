@@ -99,6 +99,14 @@ def stop_itself() -> int:
     return 1
 
 
+def exit_or_run(seconds: int) -> int:
+    """Sleep, or for 0 exit with a status."""
+    if not seconds:
+        os._exit(3)
+    time.sleep(seconds)
+    return seconds
+
+
 def exit_with_status() -> int:
     os._exit(3)
 

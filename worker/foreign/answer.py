@@ -2,8 +2,7 @@
 
 `enter.py` starts it as `python answer.py ANSWER_FD`. The call is `{"module": "orchestrator.configs.check", "name":
 "compile_buckets", "arguments": [...], "root": "/where/gemmfleet/is", "path": [...]}`, the answer `{"value": ...}` or
-`{"error": "KeyError", "text": "..."}`. What the code under it prints goes to standard error. `report` sends a line to
-who waits for the answer.
+`{"error": "KeyError", "text": "..."}`. What the code under it prints goes to standard error.
 """
 
 import importlib
@@ -11,13 +10,6 @@ import json
 import os
 import sys
 from typing import Any
-
-REPORT = "\x1egemmfleet: "
-
-
-def report(text: str) -> None:
-    """Tell how far the work is. Call it in the function that `runner.call` calls."""
-    print(f"{REPORT}{text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

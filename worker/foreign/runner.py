@@ -2,7 +2,8 @@
 
 `call` calls one of our own functions, which may import and run such code, in a fresh process. Arguments and answer go
 through JSON and are checked against the function's annotations (`values` lists the types), so nothing that the code
-does to its process reaches ours as anything but a wrong answer. `run` runs a command in the same way.
+does to its process reaches ours as anything but a wrong answer. `call_each` makes several such calls at once, and
+`run` runs a command in the same way.
 
     def count_kernels(tree: Path, names: list[str]) -> dict[str, int]: ...      # a function of a module of ours
     counts = call(count_kernels, tree, ["gemm_a8w8"], limits=Limits(seconds=30), packages=True)
@@ -23,15 +24,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar, get_type_hints
 
 from worker import PACKAGE_PARENT
-from worker.foreign.answer import REPORT
 from worker.foreign.values import decode, encode
 from worker.text import clean
 
@@ -41,7 +43,8 @@ KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "ROCM_PATH"
 """Variables of ours that a process gets: where programs and libraries are, and how to write."""
 END_WITHIN_S = 10.0
 LOOK_EVERY_S = 0.2
-READ_AT_ONCE = 1 << 16
+MOST_ANSWER = 64 << 20
+"""Bytes of an answer: what a process may write beside it can be far more."""
 _HERE = Path(__file__).parent
 ENTER = _HERE / "enter.py"
 _shared: list[str] = []
@@ -81,13 +84,13 @@ def call(
     packages: bool = False,
     env: Mapping[str, str] | None = None,
     raises: Sequence[type[Exception]] = (),
-    progress: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> T:
     """Call a function of a module of ours, with positional arguments, in a process of its own; return its answer.
 
     `packages`: it may import what this process can (torch, triton), else Python's standard library alone. `env`: more
-    variables. `raises`: classes of the function's own errors, which are raised here with the same text. `progress`
-    gets each line that the function gives to `worker.foreign.answer.report`. Raises ForeignCodeError and OSError.
+    variables. `raises`: classes of the function's own errors, which are raised here with the same text. `stop`: once
+    set, the process is ended. Raises ForeignCodeError and OSError.
     """
     request = {
         "module": function.__module__,
@@ -102,10 +105,40 @@ def call(
         asked.seek(0)
         argv = [sys.executable, *flags, str(_HERE / "answer.py"), str(answer.fileno())]
         with _Process(argv, limits, env, stdin=asked, output=errors, keep=(answer.fileno(),)) as process:
-            status = process.wait(_Reports(errors, progress) if progress else None)
+            status = process.wait(stop)
         answer.seek(0)
-        document = _parse(answer.read(limits.output + 1), status, errors)
+        document = _parse(answer.read(MOST_ANSWER + 1), status, errors)
     return _value_of(document, function, raises)  # type: ignore[no-any-return]
+
+
+def call_each(
+    function: Callable[..., T],
+    calls: Sequence[Sequence[Any]],
+    *,
+    finished: Callable[[int], None] = lambda count: None,
+    **options: Any,
+) -> list[T]:
+    """Call a function once for each list of arguments, as many at once as we may use cores; return the answers in
+    their order.
+
+    Each call is a process of its own, as in `call`, which takes the same `options`: code in one cannot reach another's
+    answer. The first that fails ends the others. `finished` gets the number of calls that are done.
+    """
+    stop = threading.Event()
+
+    def call_one(arguments: Sequence[Any]) -> T:
+        return call(function, *arguments, stop=stop, **options)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        answers = [threads.submit(call_one, arguments) for arguments in calls]
+        try:
+            for count, answer in enumerate(as_completed(answers), 1):
+                answer.result()
+                finished(count)
+        finally:
+            stop.set()
+            threads.shutdown(cancel_futures=True)
+    return [answer.result() for answer in answers]
 
 
 def run(
@@ -120,23 +153,6 @@ def run(
     ForeignCodeError if it passed a limit."""
     with _Process(argv, limits, env, cwd=cwd, output=output) as process:
         return process.wait()
-
-
-class _Reports:
-    """Lines of a growing file that begin with REPORT."""
-
-    def __init__(self, file: IO[bytes], progress: Callable[[str], None]) -> None:
-        self._file, self._progress, self._at = file, progress, 0
-
-    def __call__(self) -> None:
-        data = os.pread(self._file.fileno(), READ_AT_ONCE, self._at)
-        end = data.rfind(b"\n") + 1
-        if end == 0 and len(data) == READ_AT_ONCE:
-            end = READ_AT_ONCE  # a line too long to be one of ours
-        self._at += end
-        for line in data[:end].decode(errors="replace").splitlines():
-            if line.startswith(REPORT):
-                self._progress(clean(line.removeprefix(REPORT), 200))
 
 
 class _Process:
@@ -181,14 +197,14 @@ class _Process:
     def __enter__(self) -> _Process:
         return self
 
-    def wait(self, look: Callable[[], None] | None = None) -> int:
-        """Wait for the command and return its status; `look` is called meanwhile. Raises ForeignCodeError."""
+    def wait(self, stop: threading.Event | None = None) -> int:
+        """Wait for the command and return its status. Raises ForeignCodeError, soon after `stop` is set too."""
         until = time.monotonic() + self._limits.seconds
         told = b""
         self._control.settimeout(LOOK_EVERY_S)
         while time.monotonic() < until:
-            if look:
-                look()
+            if stop and stop.is_set():
+                raise ForeignCodeError("was stopped")
             with suppress(TimeoutError):
                 more = self._control.recv(4096)
                 if not more:
@@ -227,6 +243,8 @@ def _parse(data: bytes, status: int, errors: IO[bytes]) -> Any:
         last = clean(os.pread(errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace"), 300, keep="end")
         how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
         raise ForeignCodeError(f"{how}: {last.splitlines()[-1]}" if last else how)
+    if len(data) > MOST_ANSWER:
+        raise ForeignCodeError(f"gave an answer of more than {MOST_ANSWER >> 20} MiB")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as e:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from orchestrator.cli.app import app
 from orchestrator.cli.build_tree import opened_tree
+from orchestrator.configs import engine_check
 from orchestrator.configs.engine_check import check
 from orchestrator.errors import InputError
 from orchestrator.image.image_files import ENGINES
 from tests.support.engines import tree, wheel
+from worker.foreign.runner import ForeignCodeError
 from worker.text import Finding
 from worker.triton_configs.engine_package import CONFIG_FOLDERS, ServingEngineError
 
@@ -95,6 +98,23 @@ def test_clean_files_have_no_findings(package: Path) -> None:
     ship(package, MOE, "E=8,N=7168,device_name=NVIDIA_H200.json")
     ship(package, MOE, "E=256,N=256,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json")
     assert found(package) == {}
+
+
+@vllm
+def test_code_that_writes_into_every_descriptor_is_one_error(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a message in the pipes of a pool kept all of it waiting."""
+    ship(package, MOE, "E=8,N=7168,device_name=NVIDIA_H200.json", "E=8,N=7168,device_name=NVIDIA_H20.json")
+    with (package / "envs.py").open("a") as f:
+        f.write("""
+for fd in range(3, 64):
+    try:
+        os.write(fd, b'{"value": ')
+    except OSError:
+        pass
+""")
+    monkeypatch.setattr(engine_check, "LOOK_LIMITS", replace(engine_check.LOOK_LIMITS, seconds=300))
+    with pytest.raises(ForeignCodeError, match="gave an answer that is not JSON"):
+        found(package)
 
 
 @vllm

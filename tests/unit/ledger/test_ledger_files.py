@@ -135,7 +135,7 @@ def test_a_damaged_value_is_one_error_that_names_it(tmp_path: Path, edit: str, v
             conn.execute(f"DROP TRIGGER {table}_no_{verb}")
         conn.execute(edit, (value,))
         conn.commit()
-    commands = (["explain"], ["report"], ["status", "--json"])
+    commands = (["explain"], ["report"], ["status", "--json"], ["resume"])
     errors = [CliRunner().invoke(app, [*words, paths.run, "--runs", str(runs)]).exception for words in commands]
     said = [str(e) for e in errors if isinstance(e, LedgerError)]
     assert said

@@ -23,7 +23,7 @@ from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
-from orchestrator.tables.aiter_checks import run_verify
+from orchestrator.tables.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check, run_verify
 from orchestrator.tables.checkout import Checkout
 from tests.paths import ROOT
 from tests.support import config_tree
@@ -383,3 +383,18 @@ def test_run_config_on_nodes_is_read_from_verify_and_its_result_counts(
     assert not found["ok"]
     log = Path(found["text"]).parent / "checks" / "run_config.a4w4_blockscale.log"
     assert log.read_text() == "what AITER prints\n"
+
+
+def test_of_a_check_that_prints_without_measure_the_end_counts(tmp_path: Path) -> None:
+    script = tmp_path / FOLDER / f"{CHECKS[0]}.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(r"""
+import os
+for _ in range(20):
+    os.write(2, b"FAIL: x\x1b[31m" * 100_000)
+os.write(2, b"\nFAIL: test_names\n" + b"y" * 100_000 + b"\nRan 2 tests in 0.1s\n\nFAILED (failures=1)\n")
+os._exit(1)
+""")
+    check = run_check(tmp_path, CHECKS[0], sys.executable, tmp_path, tmp_path / "log")
+    assert check.failing == {"test_names"}
+    assert [len(line) for line in check.tail] == [16, MAX_LINE, 19, 19]

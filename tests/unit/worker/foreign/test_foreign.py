@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ from tests.paths import ROOT
 from tests.support import foreign_code as code
 from tests.support.workernode import interpreters
 from worker.foreign import runner
-from worker.foreign.runner import ForeignCodeError, Limits, call, run, unprotected
+from worker.foreign.runner import ForeignCodeError, Limits, call, call_each, run, unprotected
 from worker.foreign.values import decode, encode
 
 SECRET = "of-the-parent-and-nobody-else"
@@ -26,23 +27,26 @@ NOBODY = 65534
 
 
 @pytest.fixture(params=["this user", "ordinary user"])
-def ask(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Calls a function of `foreign_code` from a process that holds the secret; skips without namespaces."""
     monkeypatch.setenv("GEMMFLEET_TEST_SECRET", SECRET)
-    python, root, user = sys.executable, ROOT, None
-    if request.param == "ordinary user":
-        if os.geteuid():
-            pytest.skip("we are an ordinary user")
-        os.chmod(tmp_path, 0o755)
-        for folder in tmp_path.parents:
-            if folder.owner() == "root" and folder.name.startswith(("pytest-", "popen-")):
-                os.chmod(folder, 0o755)
-        root, user = tmp_path, NOBODY
-        shutil.copytree(ROOT / "worker", root / "worker")
-        shutil.copytree(ROOT / "tests" / "support", root / "tests" / "support")
-        usable = [p for p in (*interpreters().values(), "/usr/bin/python3") if _can_run(p, user)]
-        python = usable[0] if usable else pytest.skip("an ordinary user can run no Python here")
+    if request.param == "this user":
+        yield _asking(sys.executable, ROOT, None)
+        return
+    if os.geteuid():
+        pytest.skip("we are an ordinary user")
+    usable = [p for p in (*interpreters().values(), "/usr/bin/python3") if _can_run(p, NOBODY)]
+    if not usable:
+        pytest.skip("an ordinary user can run no Python here")
+    # not in pytest's folder: every pytest that starts on this machine shuts it for other users
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        for part in ("worker", "tests/support"):
+            shutil.copytree(ROOT / part, Path(folder, part))
+        yield _asking(usable[0], Path(folder), NOBODY)
 
+
+def _asking(python: str, root: Path, user: int | None) -> Callable[..., Any]:
     def ask(function: Callable[..., Any], *arguments: str) -> Any:
         argv = [python, str(root / "tests/support/foreign_code.py"), function.__name__, *arguments]
         done = subprocess.run(argv, user=user, capture_output=True, text=True, check=True, cwd="/", umask=0o022)
@@ -115,6 +119,14 @@ def test_whatever_it_does_is_one_error(function: Callable[..., Any], limits: Lim
     with pytest.raises(ForeignCodeError, match=words) as caught:
         call(function, limits=limits)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_calls_answer_in_their_order_and_the_first_failure_ends_the_others() -> None:
+    counts: list[int] = []
+    assert call_each(code.exit_or_run, [(2,), (1,)], finished=counts.append) == [2, 1]
+    assert counts == [1, 2]
+    with pytest.raises(ForeignCodeError, match="ended with status 3"):
+        call_each(code.exit_or_run, [(3600,), (0,), (3600,)], limits=Limits(seconds=3600))
 
 
 def test_what_it_prints_is_no_answer_and_what_it_writes_is_gone() -> None:
