@@ -4,8 +4,9 @@ A file maps M to configs by its keys; a key serves the range of M that is neares
 
 1. Each usual key whose range holds an M of the workload is searched. The winners of all keys, today's config and the
    default are the file's configs.
-2. Those are measured at many M: the workload's, each of whose shapes gets its row then, the sizes that a server
-   captures, chunks of prefill. Each M is sent as a record of its own (worker/triton_configs/point_record.py).
+2. Those are measured at many M: the workload's, each of whose shapes gets its row then; the sizes that a server
+   captures; chunks of prefill. An M of the workload at which a short search finds a clearly better config is searched
+   too. Each M is sent as a record of its own (worker/triton_configs/point_record.py).
 3. The ranges are cut (worker/triton_configs/cutting.py). Between two ranges, and where the model of times expects
    another config to be faster, further M are measured, and so on (`further_ms.py`).
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.families import ENGINE
 from worker.protocol import SpecShape
-from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges
+from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges, unite_points
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
@@ -39,6 +40,7 @@ from worker.tuners.search.problem_search import (
     ShapeTask,
     candidate_row,
 )
+from worker.tuners.search.ranker import StopRules
 from worker.tuners.search.seeds import NEAREST_FILES, Seeds, size_distance
 from worker.tuners.search.space import Space
 from worker.tuners.search.tile_config import TileConfig, Values, tile_config
@@ -58,6 +60,9 @@ WINNERS = 1
 LEAST_EXTRA_S = 30.0
 EXTRA_SHARE = 0.3
 """The M beyond the workload's may take this share of the seconds of the searches, or LEAST_EXTRA_S if that is more."""
+SHORT_SEARCH = StopRules(at_least=8, patience=4, at_most=12)
+CLEARLY = 0.97
+"""An M of the workload is searched itself if a short search finds a config of at most this share of the time."""
 PROMISING = 1.15
 """A config that is expected to take this many times as long as the fastest is not measured at an M."""
 UNPAIRED = 1.01
@@ -172,15 +177,40 @@ class EngineFile(FileSearch):
         default = tile_config(self.source.default_config(self._problem), ENGINE)
         self._configs.setdefault(default.name, default)
         for m in sorted(self.shapes):
-            self._settle(m, self._measure(m, FULL))
+            measured = self._measure(m, FULL)
+            if m not in self._searched and self._lose_to_short_search(m):
+                self._search(m)
+                measured = self._measure(m, FULL)
+            self._settle(m, measured)
         search_s = now() - self._began
-        frame, further = ms_within(sorted(self._searched), max(LAST_M, *self.shapes))
+        frame, further = ms_within(sorted(self._searched & set(USUAL_KEYS)), max(LAST_M, *self.shapes))
         self._measure_each(frame)
         # where ranges meet comes first: the M between two keep what they have
         self._until = now() + max(LEAST_EXTRA_S, EXTRA_SHARE * search_s)
         self._close_gaps()
         self._measure_each(filter(self._is_quick, further))
         self._close_gaps()
+
+    def _lose_to_short_search(self, m: int) -> bool:
+        """Try the few configs that the searches so far let expect to be the fastest at an M of the workload. True if
+        one is clearly faster than all of the file's."""
+        label = self.source.searched[0]
+        task = self.add_search(self._point(m, label, self.shapes[m]), quiet=True)
+        assert task.search is not None
+        task.search.ranker.rules = SHORT_SEARCH
+        if self.last_ranker is not None:
+            task.search.ranker.learn_from(self.last_ranker)
+        search = ProblemSearch(self.context, task.search, [])
+        search.measure()
+        at_m = [us for point in self._points if (point.m, point.label) == (m, label) for us in point.us.values()]
+        best_us = min((found.us for found in search.measured.values()), default=math.inf)
+        return best_us < CLEARLY * min(at_m, default=math.inf)
+
+    def _search(self, m: int) -> None:
+        """Search an M of the workload that is no usual key, as those were."""
+        points = [self.add_search(self._point(m, label, self.shapes[m]), quiet=True) for label in self.source.searched]
+        self.tune_bucket(BucketSearch(self, f"M={m}", points, {}), [])
+        self._searched.add(m)
 
     def _close_gaps(self) -> None:
         """Measure where ranges would meet best."""
@@ -211,7 +241,7 @@ class EngineFile(FileSearch):
         measuring = FileAtM(self, tasks, configs, effort, quiet=m not in self.shapes or m in self._searched)
         measuring.measure()
         for task, record in measuring.records():
-            self._points.append(record.point)
+            self._points = unite_points([*self._points, record.point])
             self.context.emit.point(task.shape.id, record.to_document())
         return measuring
 
@@ -220,7 +250,7 @@ class EngineFile(FileSearch):
         fast, by their nearest measurement and the model; those that are expected to be fastest first."""
         times = FileTimes(self._points, (), self._estimate)
         expected = {name: times.expected_at(point_name(config), m) for name, config in self._configs.items()}
-        most_us = PROMISING * min(expected.values())
+        most_us = PROMISING * min((us for us in expected.values() if us), default=0.0)
         near_keys = nearest_keys(sorted(self._searched), m)
         chosen = [name for name, us in expected.items() if us <= most_us or near_keys & self._keys_won.get(name, set())]
         return {name: self._configs[name] for name in sorted(chosen, key=lambda name: expected[name])}

@@ -89,7 +89,7 @@ def nearest_keys(keys: Sequence[int], m: int) -> set[int]:
 
 def ms_to_close(times: FileTimes) -> list[int]:
     """The next M to measure, those between two ranges first."""
-    by_m = {point.m: point for point in reversed(times.points)}
+    by_m = {point.m: point for point in reversed(times.points)}  # of several routings the first
     between: list[int] = []
     within: list[tuple[float, int]] = []
     for low, high in itertools.pairwise(by_m[m] for m in sorted(by_m)):

@@ -240,7 +240,7 @@ class StandInDevice(StandIn):
 
     def timer(self, loaded: Any) -> Timer:
         c = loaded.candidate
-        away = abs(math.log2(c.number("BLOCK_SIZE_M") / WANTED[self.m < 75])) + 0.1 * (c.number("BLOCK_SIZE_N") != 64)
+        away = abs(math.log2(c.number("BLOCK_SIZE_M") / WANTED[self.m < 75])) + 0.3 * (c.number("BLOCK_SIZE_N") != 64)
         return Timer(20 + 5 * away)
 
 
