@@ -1,4 +1,8 @@
-"""`gemmfleet compare`: judge a new stack against a golden one, row by row."""
+"""`gemmfleet compare`: reads the two sides, has `results/comparison.py` judge them, and writes what was asked for.
+
+The golden side is the stack that is trusted; `tot` (top of tree) is the new one, which is judged. `--under-test` is
+another thing: the fields of the environment that are meant to differ between the two.
+"""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def add_winners(
 
 
 def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence[BlockedCandidate]]]) -> None:
-    """Add the winners that rest on one slot's evidence alone."""
+    """Add the winners for which a faster candidate may have been left out, because one slot alone saw it fault."""
     if not unconfirmed:
         return
     names = and_more([describe(shape.key) for shape, _ in unconfirmed], 4)
@@ -216,7 +216,7 @@ def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence
 
 
 def next_steps(run: RunEnd) -> list[NextCommand]:
-    """Return the next commands for a run that ended so, the most useful first."""
+    """Return the next commands for a run by how it ended, the most useful first."""
     name = run.paths.named
     if run.is_unsettled:
         return [NextCommand(f"resume {name}", "continues with the rest")]

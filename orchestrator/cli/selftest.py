@@ -1,4 +1,7 @@
-"""`gemmfleet selftest`: tries on one node what has not been seen on it yet (`results/selftest.py` says what)."""
+"""`gemmfleet selftest`: tries on one node the statements about AITER on a real chip that nobody has seen hold yet.
+
+`results/selftest.py` has the list of them; each is tried once, in its order, and the command stops at its time limit.
+"""
 
 from __future__ import annotations
 

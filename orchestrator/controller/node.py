@@ -1,13 +1,13 @@
 """Drives one node with two threads. They deploy, launch, follow and write, and report to the loop as messages.
 
 The loop calls `start` once, then `put` and `take_back` for each decision and `check_pulse` in each turn, and at the end
-`leave` and `close`. shutdown.py ends the workers before that: `call_again` (only for a node that is not up),
+`leave` and `close`. shutdown.py ends the workers before that: `connect_to_stop` (only for a node that is not up),
 `bring_home`, `keep_results`, `tidy`.
 
 The reader prepares the node and then reads its stream. After any failure it posts `NodeTroubled`, pauses, and starts
-from the beginning, so the first start and a recovery are the same code. The writer sends specs and control files. A
-*session* counts the preparations. A write for an earlier session is dropped, because the preparation since then has
-already told the controller that it never arrived.
+from the beginning, so the first start and a recovery are the same code. The writer sends specs and control files.
+Preparations are numbered, and the number is called a *session*. A write for an earlier session is dropped, because the
+preparation since then has already told the controller that it never arrived.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from orchestrator.transport.base import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
 
 EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
+"""The name of a slot's file of records, `3.jsonl`, with which an error in a beat begins."""
 CUT_OFF_S = 1.0
 """A thread whose calls were cut off may need this long to notice."""
 
@@ -140,7 +141,7 @@ class NodeDriver:
             self._silence = f"no word for {silent:.0f} s"
             self._close_channel()
 
-    def call_again(self, seconds: float) -> None:
+    def connect_to_stop(self, seconds: float) -> None:
         """Connect to a node that is not up, in order to stop its workers. Its stream is not read. A start in progress
         has `seconds` to end. Raise NodeError."""
         self._closing.set()

@@ -1,4 +1,5 @@
-"""Ends the workers of nodes, and fetches what they left. It also reaches nodes that were given up or never came up.
+"""Ends the workers of nodes, and fetches the reproductions of faults and the results that lie there. It also reaches
+nodes that were given up or never came up.
 
 Call `begin` with drivers, once or several times, then `is_done` until it is true or the time is up, and `close` for the
 results. Each node is ended in a thread of its own (`_end`).
@@ -25,12 +26,13 @@ MAX_PARALLEL = 32
 
 @dataclass(frozen=True, slots=True)
 class StoppedNode:
-    """The result for one node."""
+    """The result of ending the workers of one node, which the loop reports and stores for `cancel`."""
 
     ran: int | None
     """Running workers that were stopped; None if none was ever started there."""
     left: str = ""
-    """The reason why some may still run; "" if none does."""
+    """The reason why some may still run, "" if none does. It is also given where a later step failed: the results could
+    not be kept, or the engine not be cleaned up."""
 
 
 class Shutdown:
@@ -75,7 +77,7 @@ class Shutdown:
         ran = 0
         try:
             if not is_up:
-                driver.call_again(self._pace.limit_s / 2)
+                driver.connect_to_stop(self._pace.limit_s / 2)
             driver.workers.settle(self._pace.stop_s)
             ran = len(driver.workers.alive())
             self._stop(driver, kill=False, patience_s=self._pace.stop_s)
@@ -83,7 +85,7 @@ class Shutdown:
             if alive:
                 ran = max(ran, alive)
                 self._stop(driver, kill=True, patience_s=self._pace.kill_s)
-            with contextlib.suppress(NodeError, OSError):  # they stay on the node then
+            with contextlib.suppress(NodeError, OSError):  # reproductions that are not fetched stay on the node
                 driver.bring_home()
             driver.keep_results()
             if self._tidy:

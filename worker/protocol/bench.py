@@ -1,8 +1,9 @@
 """The request of a bench, shared by controller and worker: its options, the rule for repeated runs, and long texts.
 
 A *run* is one timing of one backend on one shape (a median of many calls). We use the runbook's rule: make three runs
-and take their mean. It is stable if they lie within 5 % of it. Otherwise make up to two more, and the three that agree
-best count. The worker asks `draw_rounds` what to measure next; the results are made by the same `mean_of_runs`.
+and take their mean, which is stable if the largest is at most 5 % of it above the least. Otherwise make up to two more,
+and the three that agree best count. The worker asks `draw_rounds` what to measure next; it and `results/bench.py` judge
+runs by the same `mean_of_runs`.
 
 Long texts (the table in use, Gluon files, config sets) are put on a node once, beside the code (NodePaths.texts). The
 controller replaces each by its hash with `take_texts_out`, so that run.yaml, node.json and the specs of groups only
@@ -56,11 +57,11 @@ class RunMean:
     us: float
     """Mean of the runs that agree best."""
     spread: float
-    """(max - min) / mean of these."""
+    """(max - min) / mean of the runs that agree best."""
     used: int
-    """Number of these."""
+    """Number of the runs that agree best."""
     taken: int
-    """Number of all runs."""
+    """Number of all runs that were made."""
     status: str
     """`ok`, `unstable` (no `runs` of them agree), `short` (fewer runs than the rule wants)."""
 

@@ -31,7 +31,7 @@ from worker.tuners.aiter.workarounds import Applied
 
 @dataclass(frozen=True, slots=True)
 class AiterImage:
-    """An AITER with the chip that it runs on."""
+    """The AITER that a worker runs, and the device that it runs on."""
 
     tree: Tree
     """A scratch copy if workarounds are in use (`applied`)."""
@@ -39,7 +39,8 @@ class AiterImage:
     device: Mapping[str, Any]
     """gfx, cu_num, device (the name), and the versions of torch and HIP."""
     key: str
-    """A hash of all that decides about built modules: image, chip, the tree's files, versions, switches."""
+    """A hash of what decides about built modules: the container's image, gfx (not cu_num), the tree's files, versions,
+    switches."""
     digest: str
     """The image's digest, "" if it is unknown."""
     notes: tuple[str, ...] = ()
@@ -125,7 +126,8 @@ def inspect_image(options: AiterOptions) -> AiterImage:
 def _image_key(
     findings: Findings, digest: str, device: Mapping[str, Any], versions: Mapping[str, Any], python: str
 ) -> str:
-    """Built modules and blocked candidates are kept under this name: it changes with all that may change a kernel."""
+    """The name under which built modules and blocked candidates are kept: it changes with what may change a kernel.
+    AITER builds for an architecture, whatever its number of compute units."""
     parts = {
         "image": digest,
         "gfx": str(device["gfx"] or ""),

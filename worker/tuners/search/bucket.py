@@ -23,7 +23,7 @@ from typing import Any
 from worker.protocol import Row, SpecShape
 from worker.text import clean
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.search.choice import Cost, Point, choose_config, weighted_sum
+from worker.tuners.search.choice import Point, choose_config
 from worker.tuners.search.options import EXHAUSTIVE
 from worker.tuners.search.problem_search import ProblemSearch, SearchContext, ShapeTask, candidate_row
 from worker.tuners.search.ranker import CandidateRanker
@@ -212,9 +212,8 @@ def tasks_of(points: Sequence[PointTask]) -> list[ShapeTask]:
 class BucketSearch:
     """One bucket of points, which get one config."""
 
-    noise_counts = False
-    """True where the noise of a time counts against a new config."""
-    cost: Cost = staticmethod(weighted_sum)
+    is_beside_today = False
+    """True where the ranking says how much longer than today's config each may take (`PointTime.high_us`)."""
 
     def __init__(
         self,
@@ -292,14 +291,9 @@ class BucketSearch:
     def choose_winner(self, measured: Sequence[PointTask]) -> tuple[str, list[str]]:
         """Call `choose_config` with the measurements of these points, without those through other operators."""
         names = {name for name, config in self.configs.items() if not config.caller}
-        us: list[dict[str, float]] = []
-        high_us: list[dict[str, float]] = []
-        for task in measured:
-            us.append({name: time.us for name, time in task.times.items() if name in names})
-            high_us.append({name: time.high_us for name, time in task.times.items() if name in names})
+        us = [{name: time.us for name, time in task.times.items() if name in names} for task in measured]
         points = [task.point for task in measured]
-        today = [task.today.name for task in measured]
-        return choose_config(points, us, today, high_us if self.noise_counts else (), self.cost)
+        return choose_config(points, us, [task.today.name for task in measured])
 
     def settle(self, measured: Sequence[PointTask]) -> None:
         """Choose, and settle every shape with the bucket's config."""
@@ -358,7 +352,7 @@ class BucketSearch:
                     round(new.us, 4) if new else -1.0,
                     round(new.err, 6) if new else 1.0,
                     old_values.index(other.today.values),
-                    other.point.label or caller,
+                    caller,
                 ]
             )
         values = self.configs[winner].values if winner else None
@@ -373,7 +367,7 @@ class BucketSearch:
         names = [candidate.name for candidate in candidates.candidates]
         today = names.index(task.today.name)
         wanted = indexes | {today}
-        ranked = search.rank(sorted(wanted), today if self.noise_counts else None)
+        ranked = search.rank(sorted(wanted), today if self.is_beside_today else None)
         for i, measurement in search.measured.items():
             if i in wanted:
                 task.times[names[i]] = PointTime(measurement.us, search.errs[i], measurement.spread, measurement.us)

@@ -287,7 +287,7 @@ def point_name(config: TileConfig) -> str:
 class FileAtM(BucketSearch):
     """The file's configs and today's, measured side by side at one M, at each routing of the source."""
 
-    noise_counts = True
+    is_beside_today = True
 
     def __init__(
         self,

@@ -28,7 +28,6 @@ from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.m_ranges import USUAL_KEYS, ConfigRange, entries_of, ranges_served
 from worker.triton_configs.point_record import PointRecord, values_of
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.choice import Point, choose_config, worst_regret
 from worker.tuners.search.compile_pool import CompilePool, CompileResult
 from worker.tuners.search.measuring_process import MeasuringProcess
 from worker.tuners.search.measuring_server import MeasuringServer
@@ -77,26 +76,6 @@ def test_usual_ranges_need_no_further_keys_and_a_part_of_one_needs_a_pair() -> N
     assert list(entries_of(whole)) == list(USUAL_KEYS)
     parts = [ConfigRange(1, 40, "old", 32), ConfigRange(41, 56, "new", 48), ConfigRange(57, 70, "old", 64)]
     assert list(entries_of([*parts, ConfigRange(71, None, "other", 96)])) == [32, 48, 64, 70, 71, 96]
-
-
-def test_noise_counts_against_a_new_config_and_it_must_be_faster_somewhere() -> None:
-    points = [Point(57, 0.0), Point(64, 1.0)]
-    us = [{"old": 20.0, "a": 19.5, "b": 15.0}, {"old": 20.0, "a": 10.0, "b": 12.0}]
-    assert choose_config(points, us, ["old", "old"], us)[0] == "a"
-    high = [{**us[0], "a": 20.7}, us[1]]
-    assert choose_config(points, us, ["old", "old"], high) == ("b", ["a"]), "it may be slower at an end"
-    assert choose_config([points[1]], [us[1]], ["old"], [{"old": 20.0, "a": 20.0, "b": 20.1}])[0] == "", (
-        "not surely faster"
-    )
-
-
-def test_the_least_worst_regret_wins_where_that_is_wanted() -> None:
-    points = [Point(64, 1.0, "uniform"), Point(64, 1.0, "zipf1")]
-    us = [{"old": 20.0, "a": 10.0, "b": 11.0}, {"old": 20.0, "a": 14.0, "b": 12.0}]
-    assert choose_config(points, us, ["old", "old"], cost=worst_regret)[0] == "b"
-    assert choose_config(points, us, ["old", "old"])[0] == "b"
-    us[1]["a"] = 12.5
-    assert choose_config(points, us, ["old", "old"], cost=worst_regret)[0] == "a"
 
 
 def test_its_rows_are_not_taken_for_aiters() -> None:
