@@ -21,7 +21,7 @@ class Point:
     weight: float
     """Calls of the workload, 0 for a point that it does not have."""
     label: str = ""
-    """What else than M tells it from others, such as the routing of a mixture of experts."""
+    """The part of a point beside M, such as the routing of a mixture of experts."""
 
 
 def choose_config(
