@@ -45,7 +45,7 @@ MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:", b"onfig file n
 _RECORD = re.compile(
     r"(?=shape (?:is )?[BM]:\d|[Cc]onfig file not found at|\[fused_moe\] using|using torch solution:0)"
 )
-"""Where a record begins. Workers that share a terminal write several on a line."""
+"""The beginning of a record. Workers that share a terminal write several on a line."""
 CUT = "a record that was cut off in the middle"
 _MISS = re.compile(
     r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+)(?P<more>.{0,400}?)"
