@@ -42,7 +42,11 @@ from worker.text import plural
 
 MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:", b"onfig file not found at", b"TunableOp_")
 """A line without any of these says nothing of interest."""
-
+_RECORD = re.compile(
+    r"(?=shape (?:is )?[BM]:\d|[Cc]onfig file not found at|\[fused_moe\] using|using torch solution:0)"
+)
+"""The beginning of a record. Workers that share a terminal write several on a line."""
+CUT = "a record that was cut off in the middle"
 _MISS = re.compile(
     r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+)(?P<more>.{0,400}?)"
     r"not found tuned(?P<padded>/padded)? config in (?P<where>.{1,1000}?), (?:will use default config|the caller will)"
@@ -74,8 +78,8 @@ class Miss:
 
 
 def read_line(line: str) -> Miss | None:
-    """The miss that a log line speaks of. Raises ValueError where it speaks of one that cannot be read, or of what
-    gemmfleet does not tune."""
+    """The miss that a log line, or one record of it, speaks of. Raises ValueError where it speaks of one that cannot be
+    read, or of what gemmfleet does not tune."""
     if "onfig file not found at" in line:
         return Miss(*read_engine_line(line))
     if "TunableOp_" in line:
@@ -83,6 +87,8 @@ def read_line(line: str) -> Miss | None:
         return Miss(*untuned) if untuned else None
     if "not found tuned" in line:
         return _read_gemm(line)
+    if line.startswith("shape ") and "tuned" not in line and "solution" not in line:
+        raise ValueError(CUT)
     if "[fused_moe]" in line:
         return _read_fmoe(line)
     if used := _USING.search(line):
@@ -126,6 +132,8 @@ def _read_fmoe(line: str) -> Miss | None:
     the key. Some versions have the gfx before it."""
     match = _FMOE.search(line)
     if match is None:
+        if "default for (" in line:
+            raise ValueError(CUT)
         return None
     cells = ["".join(groups) for groups in _FMOE_CELL.findall(match["keys"])]
     if cells and cells[0].startswith("gfx"):
@@ -207,12 +215,13 @@ class Misses:
         self.lines += 1
         if not any(mark in raw for mark in MARKS):
             return
-        try:
-            miss = read_line(raw.decode("utf-8", "replace"))
-            if miss is not None:
-                self._count(miss)
-        except ValueError as e:
-            self.odd[str(e)] += 1
+        for record in _RECORD.split(raw.decode("utf-8", "replace")):
+            try:
+                miss = read_line(record)
+                if miss is not None:
+                    self._count(miss)
+            except ValueError as e:
+                self.odd[str(e)] += 1
         if len(self.odd) + len(self.files) + len(self._bare) + sum(map(len, self.counts.values())) > MAX_SHAPES:
             raise InputError(f"more than {MAX_SHAPES} shapes: give the logs of one workload only")
 

@@ -17,6 +17,8 @@ _FILE = re.compile(
     r"(?:\bE=(?P<expert>\d+),N=(?P<inter_dim>\d+)|\bN=(?P<N>\d+),K=(?P<K>\d+)),device_name=[^,/]*?"
     r"(?:,dtype=(?P<dtype>\w+?))?(?:,block_shape=(?P<block>\[\d+, ?\d+\]))?(?P<more>(?:,\w+=\w+?)*(?:_down)?)\.json"
 )
+_PATH = re.compile(r"not found at (.*?\.json|.*)")
+"""The path in such a line. SGLang writes an address of the web behind it; a line that was cut has no end of a name."""
 _UNTUNED = re.compile(
     r"\b(?P<op>\w*)TunableOp_(?P<dtype>[\w:<>]+)_(?P<layout>[NT]{2}),[nt]{2}_(?P<N>\d+)_(?P<M>\d+)_(?P<K>\d+)"
     r"(?:_\w+)?(?:,- \{.*)?\s*\Z"
@@ -39,7 +41,8 @@ def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
     scheme = file and _SCHEMES.get((file["dtype"], (file["block"] or "").replace(" ", ""), file["more"]))
     is_linear = bool(file and file["N"])
     if not file or scheme is None or (is_linear and not file["block"]):
-        raise ValueError(f"gemmfleet does not tune {line.partition('not found at')[2].split('/')[-1].strip()}")
+        path = _PATH.search(line)
+        raise ValueError(f"gemmfleet does not tune {path[1].split('/')[-1].strip() if path else 'this'}")
     if is_linear:
         return "a8w8_blockscale", {"N": file["N"], "K": file["K"]}
     return "fmoe", {"inter_dim": file["inter_dim"], "expert": file["expert"], **scheme}

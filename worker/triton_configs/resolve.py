@@ -217,7 +217,10 @@ class Resolver:
             if folder.default.exists():
                 return folder
         last = folders[-1].default
-        raise ResolveError(f"{config} has no default file for {self.arch} (last looked for: {last}); AITER fails there")
+        raise ResolveError(
+            f"{config} has no default file for {self.arch} (last looked for: {last}); AITER fails there: name a tree"
+            " that has one, or write it first"
+        )
 
     def suffixes(self, n: int, k: int, b: int | None = None) -> tuple[str, ...]:
         """Endings of a shape's specialised files, in the order in which they are looked for. K is the logical one."""

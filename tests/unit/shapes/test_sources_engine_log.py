@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.aiter_log import Misses
+from orchestrator.shapes.aiter_log import CUT, Misses
 from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
 from tests.support.command import command
@@ -146,6 +146,7 @@ OTHERS = [
     ("sglang", S + "/x/E=8,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128]_down.json, you can", "_down.json"),
     ("sglang", "Using default W8A8 Block INT8 kernel config. Performance might be sub-optimal! Config file not found at /x/N=64,K=64,device_name=NVIDIA_H200,dtype=int8_w8a8,block_shape=[128, 128].json", "dtype=int8_w8a8"),
     ("sglang", "x Config file not found at /x/N=64,K=64,device_name=NVIDIA_H200,dtype=fp8_w8a8.json", "N=64,K=64"),
+    ("sglang", S + "/x/E=8,N=64,device_name=NVIDIA_H200_down.json, you can create them with https://github.com/sgl-project/sglang/tree/main/benchmark/kernels/fused_moe_triton", "tune E=8,N=64,device_name=NVIDIA_H200_down.json"),
     ("cut", V + "/x/E=8,N=71", "E=8,N=71"),
 ]
 # fmt: on
@@ -167,6 +168,20 @@ def test_what_cannot_be_tuned_is_counted_by_name(project: str, line: str, name: 
     assert (n, found.files) == (2, {})
     assert why.startswith("gemmfleet does not tune ")
     assert name in why
+
+
+def test_each_record_of_a_line_counts() -> None:
+    """Workers that share a terminal write on one line, or into each other's."""
+    gemm = "[aiter] shape is M:72, N:{}, K:7168, not found tuned config in /x/a8w8_blockscale_tuned_gemm.csv, will use default config!"
+    found = counted(
+        gemm.format(512) + gemm.format(2112),
+        V + "/x/E=128,N=384,device_name=Tesla_T4.json " + V + "/x/E=64,N=512,device_name=Tesla_T4.json",
+        "[aiter] shape is M:72, N:51" + gemm.format(1024),
+        "[aiter] [fused_moe] using 2stage default for (256, 16, 40" + gemm.format(1536),
+    )
+    assert [key[1] for key in found.counts["a8w8_blockscale"]] == [512, 2112, 1024, 1536]
+    assert [dict(values)["inter_dim"] for _, values in found.files] == ["384", "512"]
+    assert found.odd == {CUT: 2}
 
 
 def test_other_programs_words_and_found_files_say_nothing() -> None:
