@@ -147,9 +147,10 @@ format: $(VENV)/.installed-dev ## let ruff format everything
 types: $(VENV)/.installed-dev ## mypy strict
 	@$(BIN)/mypy
 
-# tests of SYSTEM=1 wait for Docker and schedulers most of the time, so two more processes keep the cores busy
+# Tests of SYSTEM=1 wait for Docker and schedulers most of the time, so two more processes keep the cores busy. Modules
+# are compiled while tests are collected, not anew by each of the many processes that tests start.
 unit: $(VENV)/.installed-dev ## pytest in four processes, six with SYSTEM=1; ARGS="-n 0 tests/unit/planning/test_planning.py" for one and some
-	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n $(if $(SYSTEM),6,4) --dist loadgroup $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n $(if $(SYSTEM),6,4) --dist loadgroup $(ARGS)
 
 planted: $(VENV)/.installed-dev ## plant 40 bugs against the laws, each in a copy: the tests must catch them; ARGS="--only double-key"
 	@$(BIN)/python -m tests.planted $(ARGS)
