@@ -74,8 +74,8 @@ def summary_line(status: RunStatus) -> str:
 
 
 def _describe_left(status: RunStatus) -> str:
-    """Return `2 min 05 s left`, "" if all is settled or the time is not known."""
-    if status.eta_s is None or status.counts.settled >= status.counts.total:
+    """Return `2 min 05 s left`, "" if all is settled, the time is not known, or nothing works on it (0)."""
+    if not status.eta_s or status.counts.settled >= status.counts.total:
         return ""
     low, high = status.eta_range_s or (status.eta_s, status.eta_s)
     return f"{describe_time_left(low, status.eta_s, high)} left{describe_uncounted_wait(status.waits_for)}"

@@ -320,6 +320,14 @@ def gpus_are_hot(node: CheckedNode) -> Iterator[str]:
             yield f"GPU {number} is at {hottest:.0f} C"
 
 
+@question("busy", WARNING, fix=f"see {BUSY_OPTION}")
+def locks_cannot_be_opened(node: CheckedNode) -> Iterator[str]:
+    """A run gives the node up for such a lock, because it cannot tell who measures there."""
+    for id_, words in node.occupants.items():
+        if id_.startswith("lock "):
+            yield words
+
+
 @question("busy", WARNING, fix="wait for them, or leave it out of `gpus:`; see --busy")
 def gpus_are_in_use(node: CheckedNode) -> Iterator[str]:
     """If workers of a run work there, load on a GPU is most likely theirs."""

@@ -32,8 +32,9 @@ FIRST_SPREAD = 3.0
 UNKNOWN_SPREAD = 10.0
 """The same on a chip that nobody measured, once the run itself has shown a first result."""
 
-DOES_NOT_FIT_S = 1.0
-"""Seconds until a shape whose operands exceed the device's memory has failed: the tuner sees it before it starts."""
+DOES_NOT_FIT_S = 0.01
+"""Seconds until a shape whose operands exceed the device's memory has failed: the tuner sees it before it starts, so
+hundreds of them cost next to nothing."""
 
 FEWEST_FOR_FIT = 8
 """With fewer samples than this, only the scale of the guess is corrected."""

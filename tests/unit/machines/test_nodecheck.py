@@ -234,6 +234,7 @@ def test_a_suggested_command_names_its_run_and_its_owner(
         ("warning", DOCKER, {"gpu.1.gfx_target_version": "90402", "gpu.1.render": "renderD128"}, "its GPUs differ"),
         ("warning", DOCKER, {"gpu.0.ras.umc": "ue: 2 ce: 0"}, "GPU 0 has counted uncorrectable errors (umc 2)"),
         ("warning", DOCKER, {"gpu.0.gpu_busy_percent": "95"}, "GPU 0 is in use (busy 95 %, memory 0 %)"),
+        ("warning", DOCKER, {"lock.closed": "gpu-0 /l/gpu-0 of ann"}, "the lock /l/gpu-0 of ann cannot be opened"),
         ("warning", DOCKER, {"lock.stale": "old-run/n/claimed/0/lock"}, "run old-run left claimed work behind"),
         ("warning", DOCKER, {"lock.held": "other/n/gpu-0"}, "run other has workers that live"),
         ("ok", DOCKER, {**NVIDIA, "docker.gpus": "yes"}, ""),
