@@ -28,9 +28,9 @@ SHARE = 0.01
 STARTS = 2
 """Starts in a row if the process is lost before its canary; an answer is final at once."""
 IDLE_DEATHS = 3
-"""So many deaths without work,"""
+"""A slot is sick after this number of deaths without work ..."""
 IDLE_DEATHS_WITHIN_S = 60.0
-"""within these seconds, make a slot sick."""
+"""... within these seconds."""
 MISSING = re.compile(r"No module named '?([\w.]+)")
 MAX_DEVICE_BYTES = 16 * 1024
 NOT_STARTED = "the tuner did not start"

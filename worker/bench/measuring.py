@@ -79,7 +79,7 @@ class ReadyCase:
         return {"us": measured.us, "spread": measured.spread, "samples": measured.samples}
 
     def call(self, times: int) -> None:
-        """Call the kernel so many times, round the copies: a warm-up, or calls for a profiler that watches."""
+        """Call the kernel a number of times, round the copies: a warm-up, or calls for a profiler that watches."""
         for i in range(times):
             self.calls[i % len(self.calls)]()
         if torch.cuda.is_available():

@@ -40,9 +40,9 @@ class RunRule:
     """The number of runs, and when they agree."""
 
     runs: int = 3
-    """So many runs have to agree."""
+    """Number of runs that have to agree."""
     extra: int = 2
-    """So many more may be taken until they do."""
+    """Number of further runs that may be taken until they do."""
     within: float = 0.05
     """Runs agree if their spread ((max - min) / mean) is at most this."""
 

@@ -153,7 +153,7 @@ def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> d
 BEAT_S = 2.0
 """Seconds between beats."""
 LOST_BEATS = 3
-"""A stream that misses so many beats is broken."""
+"""A stream that misses this number of beats is broken."""
 
 
 Row = dict[str, Any]

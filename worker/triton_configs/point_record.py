@@ -80,10 +80,6 @@ class PointRecord:
         """The config that the file gives this M today."""
         return self.times[0]
 
-    def time_of(self, name: str) -> ConfigTime | None:
-        """The time of a config by its name."""
-        return next((time for time in self.times if time.name == name), None)
-
     @property
     def point(self) -> MeasuredPoint:
         """The times of the configs that are right, for the cut."""

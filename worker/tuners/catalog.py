@@ -38,13 +38,13 @@ class CostGuess(NamedTuple):
     """Seconds, if nothing was measured yet (orchestrator/planning/cost.py has the formula)."""
 
     setup_s: float
-    """Of a group."""
+    """Seconds of a group, beside those of its shapes."""
     shape_s: float
-    """Of a shape,"""
+    """Seconds of a shape, beside those of its size."""
     flop_s: float
-    """of each of its operations,"""
+    """Seconds of each operation of a shape."""
     weight_s: float
-    """and of each element of its weights."""
+    """Seconds of each element of a shape's weights."""
     start_s: float
     """From the command to the first group."""
 

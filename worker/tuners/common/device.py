@@ -31,7 +31,7 @@ QUEUE = 400
 LAUNCH_S = 20e-6
 """Seconds that queueing a call takes on the host, until it was measured."""
 CYCLES_PER_S = 2e9
-"""Of a GPU that is put to sleep: GPUs clock below 2.5 GHz."""
+"""Clock cycles that a GPU is put to sleep for a second: GPUs clock below 2.5 GHz."""
 MAX_SLEEP_S = 0.05
 
 CANARY_LOG = 8

@@ -331,7 +331,7 @@ class BucketSearch:
     def document(self, winner: str, task: PointTask, measured: Sequence[PointTask]) -> str:
         """The verdict for a point's row, as JSON (docs/reference/files.md): the winner's values (null: today's stay),
         and for this M and those that are no shape's, through each operator that computes it, [M, count, today's us, the
-        winner's us, errRatio, place of today's values in `old`, label or operator ("": the usual one)]."""
+        winner's us, errRatio, place of today's values in `old`, operator ("": the usual one)]."""
         tasks = [other for other in measured if other.shape is task.shape or not other.point.weight]
         old_values: list[dict[str, Any]] = []
         for other in tasks:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from worker.tuners.vllm.source import EngineSource, LayerProblem
 
 LAST_M = 8192
-"""The last range is measured up to here: its config serves every larger M."""
+"""The last range ends here, or at the largest M of the workload; larger M keep what they have."""
 MOST_M = 120
 """M that are measured for a file at most, beside those of its searches."""
 ROUNDS = 2
