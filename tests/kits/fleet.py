@@ -203,11 +203,11 @@ class Bench(Books):
         return [sys.executable, "-m", "orchestrator", *command.split(), *map(str, args), "--runs", str(self.runs)]
 
     def tune_args(
-        self, faults: Sequence[dict[str, Any]] = (), seconds: float = 0.0, more: Sequence[str] = ()
+        self, faults: Sequence[dict[str, Any]] = (), seconds: float = 0.0, more: Sequence[object] = ()
     ) -> list[str]:
         return [
             str(self.shapes_csv), "-i", str(self.inventory), "-O", f"seconds_per_shape={seconds}",
-            *(("--tuner", "faulty", "-O", f"faults={json.dumps(list(faults))}") if faults else ()), *more,
+            *(("--tuner", "faulty", "-O", f"faults={json.dumps(list(faults))}") if faults else ()), *map(str, more),
         ]  # fmt: skip
 
     def env(self) -> dict[str, str]:
