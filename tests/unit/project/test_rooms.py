@@ -28,7 +28,8 @@ SHARED = (
     "worker.tuners.catalog", "worker.tuners.aiter_triton", "worker.tuners.engines",
 )  # fmt: skip
 """Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files;
-`tuners.aiter_triton`, `tuners.engines`: their compile stages need no GPU, and check configs on the controller's cores."""
+`tuners.aiter_triton`, `tuners.engines`: their compile stages need no GPU, and check configs on the controller's
+cores."""
 
 BASE = (
     "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
