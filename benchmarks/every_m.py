@@ -27,8 +27,8 @@ from worker.triton_configs.m_ranges import CAPTURE_SIZES, USUAL_KEYS
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.common.device import device_seconds
 from worker.tuners.common.measure import Finalist, SamplingPolicy, measure, rerank
+from worker.tuners.engines.source import LayerProblem
 from worker.tuners.search.device_bench import capture
-from worker.tuners.vllm.source import LayerProblem
 
 CHUNKS = (640, 768, 769, 1024, 1280, 1536, 2048, 3072, 4096)
 GRID = {

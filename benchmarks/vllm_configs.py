@@ -38,11 +38,11 @@ from worker.triton_configs.point_record import PointRecord, values_of
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.measure import Finalist, SamplingPolicy, measure, rerank
+from worker.tuners.engines.source import EngineSource, LayerProblem
+from worker.tuners.engines.tuner import EngineTuner
 from worker.tuners.search.compile_pool import CompilePool
 from worker.tuners.search.device_bench import DeviceBench
 from worker.tuners.search.tile_config import TileConfig
-from worker.tuners.vllm.source import EngineSource, LayerProblem
-from worker.tuners.vllm.tuner import EngineTuner
 
 BETWEEN = (3, 6, 12, 20, 40, 80, 192, 384, 2560)
 SPACE = {

@@ -32,7 +32,7 @@ from worker.triton_configs.engine_package import (
 )
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
-from worker.tuners.vllm.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
+from worker.tuners.engines.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
 
 FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""

@@ -23,17 +23,16 @@ from orchestrator.configs.default_readers import missing_measurements
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal
 from orchestrator.configs.winners import (
-    AITER_FOLDER,
-    ENGINE_FOLDER,
     TABLE,
     MeasuredShape,
     Winner,
     WinnerFile,
+    engine_of_winners,
     read_winners,
 )
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
-from orchestrator.tables.publish import ConfigPart
+from orchestrator.tables.publish_aiter import ConfigPart
 from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice
@@ -116,8 +115,8 @@ def merge_run(
     the tree is then as it was.
     """
     options = MergeOptions(default, lists, checked)
-    is_engine = (run / ENGINE_FOLDER / TABLE).is_file()
-    winner_files = read_winners(run, ENGINE_FOLDER if is_engine else AITER_FOLDER)
+    is_engine = bool(engine_of_winners(run))
+    winner_files = read_winners(run)
     has_aiter_options = bool(default or lists or checked)
     if has_aiter_options if is_engine else engine:
         raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")

@@ -36,7 +36,8 @@ from worker.triton_configs.point_record import PointRecord
 DOCUMENT_FIELD = "triton_config"
 """The field of a winner's row in the ledger that holds its bucket's document."""
 AITER_FOLDER = "configs/aiter"
-ENGINE_FOLDER = "configs/vllm"
+ENGINE_FOLDERS = {"vllm": "configs/vllm", "sglang": "configs/sglang"}
+"""The folder of a run's winners by engine, whose name is its tuner's too."""
 TABLE = "tuned.csv"
 COLUMNS = ("file", "bucket", "shape", "M", "caller", "count", "old_us", "new_us", "err_ratio", "document")
 
@@ -180,8 +181,9 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
     """
     rows = ((row.key, row.row) for row in ledger.winners())
     winners, notes = decide_winners(ledger.family, rows, ledger.points())
-    is_engine = ledger.meta("tuner", "") == "vllm"
-    folder = root / (ENGINE_FOLDER if is_engine else AITER_FOLDER)
+    tuner = ledger.meta("tuner", "")
+    is_engine = tuner in ENGINE_FOLDERS
+    folder = root / ENGINE_FOLDERS.get(tuner, AITER_FOLDER)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Bucket]] = {}
     for place in sorted(winners, key=lambda place: place.key):
@@ -235,12 +237,21 @@ def decide_winners(
     return _join_decisions([decision for decision in decisions.values() if decision is not None])
 
 
-def read_winners(run: Path, folder: str = AITER_FOLDER) -> list[WinnerFile]:
+def engine_of_winners(run: Path) -> str:
+    """The engine whose files a run's winners are for, such as "vllm"; "" if they are AITER's, or if it has none."""
+    for engine, folder in ENGINE_FOLDERS.items():
+        if (run / folder / TABLE).is_file():
+            return engine
+    return ""
+
+
+def read_winners(run: Path) -> list[WinnerFile]:
     """The files of a run's winners. Raises InputError with every fault by line."""
-    table = run / folder / TABLE
+    table = run / ENGINE_FOLDERS.get(engine_of_winners(run), AITER_FOLDER) / TABLE
     if not table.is_file():
         raise InputError(
-            f"{run}: holds no {folder}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner has one"
+            f"{run}: holds no {AITER_FOLDER}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner"
+            " has one"
         )
     decisions: list[Decision] = []
     faults = Faults(table)

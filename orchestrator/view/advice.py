@@ -12,12 +12,12 @@ from orchestrator.view.timeline import Span
 
 INCIDENTS = {
     "trouble": "Its measurements were kept. If this happens often, look at the link and at sshd.",
-    "away": "Its shapes went back into the queue. Check it with: {check}",
-    "ended": "Its shapes went back into the queue. There is nothing to do.",
+    "away": "Its work went elsewhere. Check it with: {check}",
+    "ended": "Its work went elsewhere. There is nothing to do.",
     "busy": "We wait until it is free. To share or skip it: --busy share, --busy skip.",
     "shared": "Measure there again when nobody else uses it.",
-    "quarantine": "Its shapes went back into the queue. Before you trust it again, look at the GPU's health ({status}),"
-    " the driver and the image.",
+    "quarantine": "Its work went elsewhere. Before you trust it again, look at the GPU's health ({status}), the driver"
+    " and the image.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import engine_tree as merging
-from orchestrator.configs.merge import merge_run, merge_to_publish, undo_merge
-from orchestrator.configs.winners import DOCUMENT_FIELD, ENGINE_FOLDER, read_winners, write_winners
+from orchestrator.configs.merge import merge_run, undo_merge
+from orchestrator.configs.winners import DOCUMENT_FIELD, ENGINE_FOLDERS, read_winners, write_winners
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.paths import ROOT
@@ -149,7 +149,7 @@ def test_a_file_is_cut_from_the_measured_m_of_all_attempts(root: Path, tmp_path:
     second = [measured(80, us=16.0), measured(96), measured(112, us=20.9), measured(400)]
     run = ran(tmp_path / "run", points=[*first, *second])
     assert texts(run) == texts(ran(tmp_path / "other", points=[*second, *first]))
-    (file,) = read_winners(run, ENGINE_FOLDER)
+    (file,) = read_winners(run)
     assert list(file.winners) == ["M=57-96", "M=400-400"]
     assert [(row.m, row.count, row.old_us, row.new_us) for row in file.measured if row.m in (64, 80)] == [
         (64, 2, 20.0, 15.0), (80, 0, 20.0, 16.0)
@@ -230,8 +230,6 @@ def test_sglang_is_told_apart_and_flags_of_aiter_are_refused(root: Path, tmp_pat
     fault = refused(run, copy("sglang", tmp_path / "other"))
     assert "not tuned for SGLang 0.5.23: vLLM's kernel is another" in fault
     assert "--checked for AITER's" in refused(run, root, default=True)
-    with pytest.raises(InputError, match="only a run of `tune --tuner aiter-triton`"):
-        merge_to_publish(run, root)
     with pytest.raises(InputError, match="nothing to undo"):
         undo_merge(tmp_path / "run")
 
@@ -297,10 +295,10 @@ def test_groups_of_a_run_are_joined_range_by_range(tmp_path: Path) -> None:
         document(wide, key=256, first=193, last=384), document(wide, key=384, first=300, last=384),
         {"layer": None}, {**document(wide), "file": "../x.json"},
     )  # fmt: skip
-    (file,) = read_winners(run, ENGINE_FOLDER)
+    (file,) = read_winners(run)
     assert list(file.winners) == ["M=57-80"]
     assert [(r.m, r.count, r.k) for r in file.measured] == [(m, m == 64, k) for k in (2048, 7168) for m in (57, 64, 80)]
-    assert json.loads((run / ENGINE_FOLDER / file.path.name).read_text()) == {"64": NEW}
+    assert json.loads((run / ENGINE_FOLDERS["vllm"] / file.path.name).read_text()) == {"64": NEW}
 
 
 @pytest.mark.usefixtures("near")
@@ -315,11 +313,11 @@ def test_models_that_share_a_file_are_named_where_they_were_not_measured(root: P
 
 def test_a_table_without_winners_is_refused_and_of_two_devices_none_wins(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no row: the run proved no winner"):
-        read_winners(ran(tmp_path / "none", document(values=None)), ENGINE_FOLDER)
+        read_winners(ran(tmp_path / "none", document(values=None)))
     wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
     sister = document(wide, EngineDevice("NVIDIA H200 NVL", 90), key=8, first=7, last=10)
     with pytest.raises(InputError, match="has no row"):
-        read_winners(ran(tmp_path / "two", document(wide), sister), ENGINE_FOLDER)
+        read_winners(ran(tmp_path / "two", document(wide), sister))
 
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True)

@@ -25,10 +25,11 @@ ORDER = (
 SHARED = (
     "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
     "worker.foreign", "worker.aiter_tree", "worker.triton_configs",
-    "worker.tuners.catalog", "worker.tuners.aiter_triton", "worker.tuners.vllm",
+    "worker.tuners.catalog", "worker.tuners.aiter_triton", "worker.tuners.engines",
 )  # fmt: skip
 """Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files;
-`tuners.aiter_triton`, `tuners.vllm`: their compile stages need no GPU, and check configs on the controller's cores."""
+`tuners.aiter_triton`, `tuners.engines`: their compile stages need no GPU, and check configs on the controller's
+cores."""
 
 BASE = (
     "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
@@ -57,7 +58,8 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners.aiter_triton": (
         *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.search",
     ),
-    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search"),
+    "worker.tuners.engines": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search"),
+    "worker.tuners.vllm": (*ON_A_NODE, "worker.tuners.engines"),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),

@@ -86,7 +86,7 @@ def test_its_rows_are_not_taken_for_aiters() -> None:
 @pytest.fixture
 def linear() -> Any:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from worker.tuners.vllm.linear import LinearSource
+    from worker.tuners.engines.linear import LinearSource
 
     return LinearSource("", H200)
 
@@ -184,7 +184,7 @@ def name_of(n: int, k: int, device: str = "NVIDIA_H200") -> str:
 
 
 def test_seeds_are_todays_entry_its_neighbours_the_default_and_those_of_near_files(tmp_path: Path, linear: Any) -> None:
-    from worker.tuners.vllm.engine_file import EngineSeeds
+    from worker.tuners.engines.engine_file import EngineSeeds
 
     root = copied(tmp_path)
     files = {
@@ -229,8 +229,8 @@ def serve(conn: Any) -> None:
 
 def test_ranges_meet_where_the_best_config_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but device and compiler is real. The default has 64 rows, which 80 likes and 64 does not."""
-    from worker.tuners.vllm import engine_file
-    from worker.tuners.vllm.linear import LinearSource
+    from worker.tuners.engines import engine_file
+    from worker.tuners.engines.linear import LinearSource
 
     class Source(LinearSource):
         def compile(self, job: Any, target: Any) -> CompileFacts:
@@ -284,10 +284,10 @@ class OwnPool:
 CODE = """
 import json, sys
 from worker.triton_configs.engine_package import EngineDevice
+from worker.tuners.engines.linear import LinearSource
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import tile_config
-from worker.tuners.vllm.linear import LinearSource
 root, name, arch, key, configs = sys.argv[1:]
 target = datasheet_target(int(arch) if arch.isdigit() else arch)
 source = LinearSource(root, EngineDevice(name, target.arch))

@@ -26,7 +26,7 @@ import torch
 from worker.tuners.common.device import GPU_ROTATE
 from worker.tuners.common.operands import draw_rows, float_of, generator, w_exponent, widen_rows
 from worker.tuners.common.problem import SCALE_BLOCK, Problem
-from worker.tuners.vllm.source import LayerProblem
+from worker.tuners.engines.source import LayerProblem
 
 EXPONENTS = {"uniform": 0.0, "zipf0.5": 0.5, "zipf1": 1.0, "zipf1.5": 1.5}
 """Exponents of the experts' popularity, by the routing's label."""

@@ -16,12 +16,12 @@ from worker.families import ENGINE
 from worker.triton_configs.engine_package import Layer
 from worker.triton_configs.serving_engine import KernelLaunch, ServingEngine
 from worker.tuners.common.problem import SCALE_BLOCK, UnsupportedError, flag_of, fp8_of, size_of
+from worker.tuners.engines.moe_problem import EXPONENTS, MoeInputs, MoeProblem, batched_products
+from worker.tuners.engines.source import AMD_KNOBS, LEAST_SUMS, EngineSource, Operands, warps_factor
 from worker.tuners.search.space import Space, fits_device
 from worker.tuners.search.target import Target
 from worker.tuners.search.tile_config import TileConfig, Values
 from worker.tuners.search.time_model import TileKnobs, accumulators, estimate_us, stage_bytes
-from worker.tuners.vllm.moe_problem import EXPONENTS, MoeInputs, MoeProblem, batched_products
-from worker.tuners.vllm.source import AMD_KNOBS, LEAST_SUMS, EngineSource, Operands, warps_factor
 
 SCALES = {"QuantType.No": "none", "QuantType.per_Tensor": "tensor", "QuantType.per_1x128": "block"}
 """Kinds of scales (Problem.scale) by the column q_type."""

@@ -26,8 +26,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from worker.tuners.common.operands import generator  # noqa: E402
-from worker.tuners.vllm.moe import MoeSource, sort_slots_by_expert  # noqa: E402
-from worker.tuners.vllm.moe_problem import (  # noqa: E402
+from worker.tuners.engines.moe import MoeSource, sort_slots_by_expert  # noqa: E402
+from worker.tuners.engines.moe_problem import (  # noqa: E402
     EXPONENTS,
     MoeInputs,
     MoeProblem,
@@ -281,10 +281,10 @@ from dataclasses import replace
 import torch
 from worker.triton_configs.engine_package import EngineDevice
 from worker.tuners.common.operands import error_ratio, poison
+from worker.tuners.engines.moe import MoeSource
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import tile_config
-from worker.tuners.vllm.moe import MoeSource
 what, root, name, arch, key, dtype, configs = sys.argv[1:]
 target = datasheet_target(int(arch) if arch.isdigit() else arch)
 source = MoeSource(root, EngineDevice(name, target.arch))

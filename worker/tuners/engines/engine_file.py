@@ -28,6 +28,7 @@ from worker.protocol import SpecShape
 from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges, unite_points
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.point_record import ConfigTime, PointRecord
+from worker.tuners.engines.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
 from worker.tuners.search.choice import Point
 from worker.tuners.search.forked_process import now
@@ -44,10 +45,9 @@ from worker.tuners.search.ranker import StopRules
 from worker.tuners.search.seeds import NEAREST_FILES, Seeds, size_distance
 from worker.tuners.search.space import Space
 from worker.tuners.search.tile_config import TileConfig, Values, tile_config
-from worker.tuners.vllm.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
 
 if TYPE_CHECKING:
-    from worker.tuners.vllm.source import EngineSource, LayerProblem
+    from worker.tuners.engines.source import EngineSource, LayerProblem
 
 LAST_M = 8192
 """The last range ends here, or at the largest M of the workload; larger M keep what they have."""

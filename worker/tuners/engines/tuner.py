@@ -18,17 +18,16 @@ from worker.protocol import Spec
 from worker.protocol.paths import VLLM_ROOT_ENV
 from worker.registry import parse_options
 from worker.triton_configs.engine_package import EngineDevice, ServingEngineError, detect_device, unpack_wheel
+from worker.tuners.engines.engine_file import EngineFile, EngineSeeds
 from worker.tuners.search.bucket import group_by_file
 from worker.tuners.search.measuring_process import NoDeviceError
 from worker.tuners.search.options import SearchOptions
 from worker.tuners.search.problem_search import SearchContext
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tuner import SearchTuner
-from worker.tuners.vllm.engine_file import EngineFile, EngineSeeds
-from worker.tuners.vllm.spec import NAME
 
 if TYPE_CHECKING:
-    from worker.tuners.vllm.source import EngineSource
+    from worker.tuners.engines.source import EngineSource
 
 INTERPRETED_DEVICE = EngineDevice(datasheet_target(90).name, 90)
 """The device of Triton's interpreter."""
@@ -37,7 +36,7 @@ INTERPRETED_DEVICE = EngineDevice(datasheet_target(90).name, 90)
 class EngineTuner(SearchTuner):
     """Measures configs of vLLM's Triton kernels on the first GPU."""
 
-    read_options = staticmethod(partial(parse_options, SearchOptions, NAME))
+    read_options = staticmethod(partial(parse_options, SearchOptions, "vllm"))
     _facts: dict[str, Any]  # of all documents; since `open`, as the next
     _seeds: EngineSeeds
 
@@ -86,8 +85,8 @@ class EngineTuner(SearchTuner):
 
 
 def _source_of_family(family: str, root: Path, device: EngineDevice) -> EngineSource:
-    from worker.tuners.vllm.linear import LinearSource  # they import torch
-    from worker.tuners.vllm.moe import MoeSource
+    from worker.tuners.engines.linear import LinearSource  # they import torch
+    from worker.tuners.engines.moe import MoeSource
 
     sources: dict[str, type[EngineSource]] = {"a8w8_blockscale": LinearSource, "fmoe": MoeSource}
     return sources[family](str(root), device)

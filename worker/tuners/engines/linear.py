@@ -15,11 +15,11 @@ from worker.triton_configs.serving_engine import LINEAR_LOOKUP, KernelLaunch
 from worker.tuners.common.case import BLOCK8, Case
 from worker.tuners.common.inputs import Inputs, needed_bytes
 from worker.tuners.common.problem import SCALE_BLOCK, UnsupportedError, fp8_of, size_of
+from worker.tuners.engines.source import AMD_KNOBS, LEAST_SUMS, EngineSource, LayerProblem, Operands, warps_factor
 from worker.tuners.search.space import Space, fits_device, launch_identity
 from worker.tuners.search.target import Target
 from worker.tuners.search.tile_config import TileConfig, Values
 from worker.tuners.search.time_model import accumulators, estimate_us
-from worker.tuners.vllm.source import AMD_KNOBS, LEAST_SUMS, EngineSource, LayerProblem, Operands, warps_factor
 
 BLOCK = (SCALE_BLOCK, SCALE_BLOCK)
 LARGE_TENSOR_BYTES = 1 << 31
