@@ -230,7 +230,7 @@ def test_a_run_that_only_waits_ends_at_once(make_fleet: Callable[..., Fleet]) ->
     run.ends_with(130)
     RunConfig.change(fleet.paths.config, busy="share")
     done = fleet.resume()
-    assert "h1 ran beside other jobs" in done.out
+    assert "h1 was shared (--busy share)" in done.out
     fleet.check_books(n)
     assert [(s["node"], s["with"]) for s in fleet.provenance()["shared"]] == [("h1", "container theirs (job:1)")]
 
