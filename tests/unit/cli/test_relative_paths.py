@@ -19,6 +19,7 @@ from tests.support.aiterbuild import A4W4, CK, checkout, line, text
 from tests.support.aiterbuild import tree as aiter_tree
 from tests.support.config_tree import tree as config_tree
 from tests.support.config_tree import values, winners
+from tests.support.model_classes import ask_here
 from tests.support.report_kit import simulated_run
 from worker.families import FAMILIES
 
@@ -157,6 +158,7 @@ def typed(words: str, prefix: str) -> Done:
 def test_a_relative_path_is_as_good_as_an_absolute_one(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
+    monkeypatch.setattr("orchestrator.shapes.model_config.ask_class", ask_here)  # no path reaches the child
     said: dict[str, list[tuple[int, list[str]]]] = {}
     for prefix in ("", "./", "../", f"{tmp_path}/absolute/"):
         root = tmp_path / ("absolute" if prefix.startswith("/") else f"as{len(prefix)}")
