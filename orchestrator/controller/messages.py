@@ -1,4 +1,4 @@
-"""News of a node for the loop: frames of the node's stream, and messages of the node's driver (node.py).
+"""News of a node for the loop: frames of the node's stream, and messages of the node's driver (node_driver.py).
 
 `worker follow` (worker/agent/follow.py) sends a node's stream as frames. A frame is a line, and as many bytes as that
 says:

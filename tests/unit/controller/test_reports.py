@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import loop, nodes
+from orchestrator.controller import loop, node_registry
 from orchestrator.controller.context import Timeouts
+from orchestrator.controller.deployed_node import DeployedNode
 from orchestrator.controller.drive import drive
 from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, Message, NodeTakenOver, NodeUp, read_frames
-from orchestrator.controller.node import DeployedNode, NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.controller.node_reports import NodeReports
-from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.request import RunRequest
 from orchestrator.ledger.reader import LedgerReader, reconcile
@@ -116,7 +117,7 @@ def test_turns_that_have_no_time_leave_their_messages_to_the_next(
 def test_nodes_are_given_up_when_their_time_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that says nothing has longer than one that fails, and an image that is pulled costs no patience."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(node_registry, "time", SimpleNamespace(time=lambda: clock.now))
     registry = NodeRegistry(Timeouts(starting=60.0, never_up=20.0, lost=90.0))
     for node in ("quiet", "broken", "pulls", "was up"):
         driver: Any = SimpleNamespace(node=node, start=lambda: None)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import nodes
+from orchestrator.controller import node_registry
 from orchestrator.controller.context import Timeouts
-from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.node_registry import NodeRegistry
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(node_registry, "time", SimpleNamespace(time=lambda: clock.now))
     return clock
 
 
