@@ -41,7 +41,7 @@ from orchestrator.engines import WorkerState
 from orchestrator.errors import LedgerError
 from orchestrator.events import NodeTroubled
 from orchestrator.ledger.ingest import Chunk
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 from worker.agent.inbox import Inbox
 from worker.agent.locks import lock_slot
 from worker.protocol import NodePaths, Spec, record

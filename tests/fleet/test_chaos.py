@@ -22,7 +22,7 @@ import pytest
 from orchestrator import events as ev
 from tests.fleet.kit import Controller, Fleet
 from tests.fleet.server import ask
-from tests.support.books import records
+from tests.kits.fleet import records
 from tests.support.marks import full_but
 
 GROUPS, PER_GROUP = 40, 2

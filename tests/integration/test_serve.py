@@ -20,9 +20,9 @@ from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths, run_lock
 from orchestrator.report.live import PageServer
 from tests.integration.browser import chromium, missing
+from tests.kits.fleet import command
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
-from tests.support.command import command
 from tests.support.report_kit import empty_run, simulated_run
 from tests.waiting import PATIENCE_S
 
@@ -102,21 +102,18 @@ def test_idle_connections_without_the_key_shut_nobody_out(tmp_path: Path) -> Non
 
 def test_what_cannot_be_served_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, _ = empty_run(tmp_path, 3)
-    unknown = command("report", "--live", "2027", "--runs", str(tmp_path))
-    assert (unknown.code, "there is no run '2027'" in unknown.err) == (2, True)
+    command("report", "--live", "2027", "--runs", tmp_path).failed_with(2, "there is no run '2027'")
     with serving(paths) as server:
         port = server.url.split(":")[2].partition("/")[0]
-        taken = command("report", "--live", "--port", port, "--runs", str(tmp_path))
-        assert (taken.code, f"port {port} of this machine cannot be used" in taken.err) == (2, True)
+        taken = command("report", "--live", "--port", port, "--runs", tmp_path)
+        taken.failed_with(2, f"port {port} of this machine cannot be used")
     paths.ledger.write_bytes(b"no ledger")
-    broken = command("report", "--live", "--runs", str(tmp_path))
-    assert (broken.code, "is damaged, or not a ledger" in broken.err) == (2, True)
+    command("report", "--live", "--runs", tmp_path).failed_with(2, "is damaged, or not a ledger")
     with pytest.raises(LedgerError):
         PageServer(paths).run()
     paths, _ = empty_run(tmp_path / "good", 3)
     monkeypatch.setitem(sys.modules, "orchestrator.report.live", None)
-    without = command("report", "--live", "--runs", str(tmp_path / "good"))
-    assert (without.code, "pip install '.[live]'" in without.err) == (2, True)
+    command("report", "--live", "--runs", tmp_path / "good").failed_with(2, "pip install '.[live]'")
 
 
 def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:

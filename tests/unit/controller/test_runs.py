@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.controller.runs import remove_run
 from orchestrator.paths import list_runs
-from tests.support.command import command
+from tests.kits.fleet import command
 from tests.support.report_kit import simulated_run
 
 

@@ -16,9 +16,9 @@ from orchestrator.report import page
 from orchestrator.report.collector import Collector
 from orchestrator.report.live import changes
 from orchestrator.report.page import embedded, fit, render_page
+from tests.kits.fleet import command
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
-from tests.support.command import command
 from tests.support.report_kit import empty_run, simulated_run
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--&amp;\u2028\u202eevil\x1b[31m\x00\ud800"
