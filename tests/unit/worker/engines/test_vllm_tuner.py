@@ -19,9 +19,9 @@ from orchestrator.backend_names import backend_name
 from orchestrator.errors import InputError
 from orchestrator.families import check_family, check_tuner_options, get_tuner
 from orchestrator.tables.row_kernels import kind_by_names
+from tests.kits.worker import answers_of, of_type, run_group
 from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer
-from tests.support.worker_run import answers_of, of_type, run_group
 from worker.families import tuner_of
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import cut_ranges, unite_points
