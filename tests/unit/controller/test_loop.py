@@ -26,7 +26,7 @@ from orchestrator.paths import RunConfig, RunPaths, leave_request
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.view.header import RunHeader
 from orchestrator.view.live import LiveStatus
-from tests.support.ledger_kit import A8W8, DEVICE, ROW, BadNotes, shapes
+from tests.kits.results import A8W8, DEVICE, ROW, BadNotes, shapes
 from worker.protocol import Spec, record
 
 TIMEOUTS = Timeouts(tick=0.01, view=0.01, never_up=0.05, starting=0.05, grace=0.1, shutdown=5.0)

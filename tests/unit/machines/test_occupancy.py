@@ -28,7 +28,7 @@ from orchestrator.machines.node_check import check_node, check_nodes
 from orchestrator.machines.occupancy import closed_lock_occupant, occupants, occupants_text, what_we_do
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
-from tests.support.health_kit import put, unfold
+from tests.standins.sysfs import put, unfold
 from worker.protocol import LOCKS_ENV
 
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
