@@ -98,8 +98,8 @@ def untouched_tensors(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """The tensors that `make` gives by name, in their forms on the CPU, of memory that is never touched: to compile
     with.
 
-    `make` runs on torch's meta device, whose tensors have forms and no memory, whatever device it names. (FakeTensorMode
-    would do the same, and imports torch's compiler: two seconds of each process.)
+    `make` runs on torch's meta device, whose tensors have forms and no memory, whatever device it names. FakeTensorMode
+    would do the same, but it imports torch's compiler, which costs each process that compiles two seconds.
     """
     import torch
 

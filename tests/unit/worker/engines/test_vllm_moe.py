@@ -326,14 +326,15 @@ def test_both_products_of_the_engines_kernel_are_right_for_each_copy(tmp_path: P
 
 
 def test_one_job_compiles_both_products_for_a_chip_that_is_not_here(tmp_path: Path) -> None:
-    def job(device: EngineDevice, quant: dict[str, str], *tile: int, **more: int) -> Any:
+    def job(device: EngineDevice, quant: dict[str, str], config: dict[str, int]) -> Any:
         key = {**KEY, **quant, "model_dim": 2048, "inter_dim": 768, "expert": 128, "topk": 8, "token": 512}
-        return device, key, values(*tile, **more, **(AMD if device is MI355X else {})), ""
+        return device, key, config | (AMD if device is MI355X else {}), ""
 
     jobs: list[Any] = []
     for device, quant in ((H200, BF16), (MI355X, BLOCK)):
-        jobs += [job(device, quant), job(device, quant, GROUP_SIZE_M=16), job(device, quant, 64, 128, 64, num_stages=3)]
-    found = asked("compile", tmp_path, *jobs, job(H200, BLOCK), job(MI355X, BF16))
+        configs = (values(), values(GROUP_SIZE_M=16), values(64, 128, 64, num_stages=3))
+        jobs += [job(device, quant, config) for config in configs]
+    found = asked("compile", tmp_path, *jobs, job(H200, BLOCK, values()), job(MI355X, BF16, values()))
     assert [status for status, _, _ in found] == ["ok"] * 8, found
     for first in (0, 3):
         plain, grouped, large = (facts for _, _, facts in found[first : first + 3])
