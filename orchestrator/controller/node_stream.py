@@ -45,8 +45,8 @@ class NodeStream:
         self._post = post
         self._report_busy = report_busy
         self._is_up = False
-        self._waits_for = ""
-        """The other runs that hold devices of our workers."""
+        self._occupying_runs: tuple[str, ...] = ()
+        """The other runs that hold devices of our workers, according to the last beat."""
         self._closed_lock = ""
         """The last lock that a worker could not open."""
 
@@ -57,7 +57,7 @@ class NodeStream:
             self._check_records(frame)
             self._check_lock(frame)
             self._report_waiting(frame)
-        if not self._is_up and not self._waits_for:
+        if not self._is_up and not self._occupying_runs:
             self._is_up = True
             self._post(self._up)
         if isinstance(frame, Chunk):
@@ -80,13 +80,15 @@ class NodeStream:
     def _report_waiting(self, beat: Beat) -> None:
         """Report that the workers wait for devices of other runs, or no longer do. A node that was up is prepared again
         then, which takes back the specs that were sent to it."""
-        if beat.waits == self._waits_for:
+        if beat.occupying_runs == self._occupying_runs:
             return
+        # occupancy.py says the same of runs that it finds before our workers start
+        others = f"workers of run {', '.join(beat.occupying_runs)}"
         if self._is_up:
-            raise TransportError(self._node, f"its devices are held by {beat.waits}")
-        self._waits_for = beat.waits
-        if beat.waits:
-            self._report_busy("wait", beat.waits)
+            raise TransportError(self._node, f"its devices are held by {others}")
+        self._occupying_runs = beat.occupying_runs
+        if beat.occupying_runs:
+            self._report_busy("wait", others)
         else:
             self._report_busy("free", "its devices are ours now")
 
