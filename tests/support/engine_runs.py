@@ -19,7 +19,7 @@ from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
 from orchestrator.shapes.model import Shape
 from tests.kits.results import Run, ended, row, started
-from tests.support.aiterbuild import commit, git
+from tests.standins.aiter.checkout import commit, git
 from tests.support.engines import tree
 from worker.protocol import record
 from worker.triton_configs.engine_package import EngineDevice, Layer

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.configs import engine_tree
 from orchestrator.errors import InputError
-from tests.support.aiterbuild import checkout, commit, git, show
+from tests.standins.aiter.checkout import checkout, commit, git, show
 from tests.support.engine_runs import NEW, Times, engine_run, repository
 from tests.support.engines import H200, ask_here, copy
 from worker.triton_configs.engine_package import Layer
