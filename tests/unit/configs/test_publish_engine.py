@@ -79,7 +79,7 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
         "gemmfleet tune shapes.csv --tuner vllm",
         "# not in this checkout: benchmarks/kernels/bench_block_fp8_gemm.py",
         f"python3 {SCRIPT} --model some/model --tp-size TP --dtype fp8_w8a8 --trust-remote-code --batch-size 8 4096\n",
-        "fp8_utils.py | the file that was measured in 0.33.0", "the look-up of vLLM 0.33.0 gives all ",
+        "fp8_utils.py | the same file as measured with vllm 0.33.0 (sha256 ", "the look-up of vLLM 0.33.0 gives all ",
         "| A1 | base", "--linear-backend triton",
     ):  # fmt: skip
         assert line in document["body"], line
