@@ -81,7 +81,7 @@ HEADINGS: dict[str, tuple[CommandEntry | GroupEntry, ...]] = {
         CommandEntry("report", "report:report", "Write the page of a run: one HTML file, no server needed."),
         CommandEntry("gain", "gain:gain", "Sum what a run won over the calls of a workload."),
         CommandEntry("verify", "verify:verify", "Check on nodes that AITER uses the tuned rows correctly."),
-        CommandEntry("publish", "publish:publish", "Commit winners to a branch of a local checkout of AITER."),
+        CommandEntry("publish", "publish:publish", "Commit winners to a branch of AITER, vLLM or SGLang."),
     ),
     "Fleet": (
         CommandEntry("selftest", "selftest:selftest", "Try on one node with an MI355X what nobody has seen there yet."),

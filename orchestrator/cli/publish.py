@@ -72,7 +72,7 @@ def publish(
     family: TableFamilyOpt = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
-    """Commit winners to a branch of a local checkout of AITER, vLLM or SGLang.
+    """Commit winners to a branch of AITER, vLLM or SGLang.
 
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """

@@ -19,6 +19,7 @@ from worker.protocol.paths import VLLM_ROOT_ENV
 from worker.registry import parse_options
 from worker.triton_configs.engine_package import EngineDevice, ServingEngineError, detect_device, unpack_wheel
 from worker.tuners.engines.engine_file import EngineFile, EngineSeeds
+from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.bucket import group_by_file
 from worker.tuners.search.measuring_process import NoDeviceError
 from worker.tuners.search.options import SearchOptions
@@ -36,7 +37,7 @@ INTERPRETED_DEVICE = EngineDevice(datasheet_target(90).name, 90)
 class EngineTuner(SearchTuner):
     """Measures configs of vLLM's Triton kernels on the first GPU."""
 
-    read_options = staticmethod(partial(parse_options, SearchOptions, "vllm"))
+    read_options = staticmethod(partial(parse_options, EngineOptions, "vllm"))
     _facts: dict[str, Any]  # of all documents; since `open`, as the next
     _seeds: EngineSeeds
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,6 +31,7 @@ from worker.triton_configs.m_ranges import USUAL_KEYS, ConfigRange, entries_of, 
 from worker.triton_configs.point_record import PointRecord, values_of
 from worker.tuners.base import Place
 from worker.tuners.common.problem import Problem
+from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.compile_pool import CompilePool, CompileResult
 from worker.tuners.search.measuring_process import MeasuringProcess, NoDeviceError
 from worker.tuners.search.measuring_server import MeasuringServer
@@ -249,7 +250,9 @@ def test_ranges_meet_where_the_best_config_changes(tmp_path: Path, monkeypatch: 
     source = Source(str(copied(tmp_path)), H200)
     measurer = MeasuringProcess(serve, {}, 20)
     measurer.restart()
-    context = replace(kit.context, source=source, measurer=measurer, pool=cast("CompilePool", OwnPool(source)))
+    pool = cast("CompilePool", OwnPool(source))
+    options = EngineOptions(**asdict(kit.options))
+    context = replace(kit.context, source=source, measurer=measurer, pool=pool, options=options)
     shapes = [SpecShape(i, {"M": m, "N": 2112, "K": 7168}) for i, m in enumerate((64, 80, 1), 1)]
     engine_file.EngineFile(context, engine_file.EngineSeeds(source), {"project": "vllm"}).run(shapes)
     measurer.end()
