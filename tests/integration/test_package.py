@@ -47,7 +47,7 @@ def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(bin_: Path, *words: str | Path) -> None:
     # by the pip of this Python; compiling every module that it depends on takes longer than all the rest
-    argv = [sys.executable, "-m", "pip", "--python", bin_ / "python", "install", "--no-compile"]
+    argv: list[str | Path] = [sys.executable, "-m", "pip", "--python", bin_ / "python", "install", "--no-compile"]
     argv += ["--quiet", "--disable-pip-version-check", *words]
     subprocess.run(argv, check=True)
 
