@@ -173,7 +173,7 @@ FEW = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1}
 
 
 class GroupRun(NamedTuple):
-    """How a group by hand ended: its exit code, what was printed, and its records."""
+    """A group by hand that ended: its exit code, what was printed, and its records."""
 
     code: int
     output: str
