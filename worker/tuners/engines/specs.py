@@ -1,16 +1,20 @@
 """Registry entries and options of the tuners of serving engines: config files of the engines' own Triton kernels.
 
-`worker/tuners/vllm.py` is such an entry; the registry finds a tuner by the name of its module.
+`worker/tuners/vllm.py` and `sglang.py` are such entries; the registry finds a tuner by the name of its module.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from worker.registry import parse_options
 from worker.tuners.catalog import TunerSpec
 from worker.tuners.search.options import SEARCH_FLAGS, SearchOptions, cost_factor
 
 
-def engine_spec(name: str, tuner_class: str, families: tuple[str, ...]) -> TunerSpec:
+def engine_spec(
+    name: str, tuner_class: str, families: tuple[str, ...], why_not: Mapping[str, str] | None = None
+) -> TunerSpec:
     """The entry of the tuner that has the name of its engine."""
     return TunerSpec(
         name=name,
@@ -18,6 +22,7 @@ def engine_spec(name: str, tuner_class: str, families: tuple[str, ...]) -> Tuner
         software=name,
         parse_options=lambda raw: parse_options(SearchOptions, name, raw),
         families=lambda options: families,
+        why_not=why_not or {},
         cost_factor=cost_factor,
         wants_family=True,
         wants_counts=True,
