@@ -26,7 +26,7 @@ from benchmarks.vllm_configs import Key, Tuning, compiled, config_of, new_at
 from worker.triton_configs.m_ranges import CAPTURE_SIZES, USUAL_KEYS
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.common.device import device_seconds
-from worker.tuners.common.measure import Measurement, SamplingPolicy, measure, rerank
+from worker.tuners.common.measure import Finalist, SamplingPolicy, measure, rerank
 from worker.tuners.engines.source import LayerProblem
 from worker.tuners.search.device_bench import capture
 
@@ -77,17 +77,13 @@ def best_beside(p: LayerProblem, pair: Sequence[Mapping[str, Any]], others: Sequ
             print(f"M={p.m} {name}: {str(e)[:100]}", file=sys.stderr)
     names = [json.dumps(values, sort_keys=True) for values in pair]
     fastest = sorted(quick_us, key=lambda name: quick_us[name])[:FINALISTS]
-    timed: dict[str, tuple[Any, Measurement]] = {}
+    finalists: dict[str, Finalist] = {}
     for name in dict.fromkeys([*names, *fastest]):
         if name in quick_us and bench.check(loaded[name]) <= 0.05:
             timer = bench.timer(loaded[name])
-            timed[name] = (timer, measure(timer, QUICK, 0.1))
-    contenders = list(timed)
-    ranking = rerank(
-        [timed[name][0] for name in contenders], [timed[name][1] for name in contenders], [()] * len(contenders),
-        random.Random(7), 0.4, sustained=p.is_sustained,
-    )  # fmt: skip
-    us = dict(zip(contenders, ranking.us, strict=True))
+            finalists[name] = Finalist(timer, measure(timer, QUICK, 0.1))
+    ranking = rerank(list(finalists.values()), random.Random(7), 0.4, sustained=p.is_sustained)
+    us = dict(zip(finalists, ranking.us, strict=True))
     winner = min(us, key=lambda name: us[name])
     return [us.get(name, -1.0) for name in names], us[winner], json.loads(winner)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks.figure import Figure
 from orchestrator import events as ev
-from tests.support.health_kit import unfold
+from tests.kits.worker import node
+from tests.standins.sysfs import unfold
 from tests.support.policy_rig import Rig
-from tests.support.workernode import node
 from tests.unit.worker.agent.test_follow import following
 from tests.waiting import wait_until
 from worker import conditions

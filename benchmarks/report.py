@@ -16,7 +16,7 @@ from orchestrator.controller.run_snapshot import RunSnapshot
 from orchestrator.paths import RunPaths
 from orchestrator.report.page import MAX_BYTES, write_report
 from tests.integration.browser import chromium, missing
-from tests.support.report_kit import simulated_run
+from tests.kits.results import simulated_run
 
 SHAPES, MANY = 5_000, 50_000
 FLEET_SHAPES, NODES, SLOTS = 100_000, 200, 8

@@ -36,12 +36,12 @@ from typing import Any, ClassVar
 
 from benchmarks.figure import Figure, show
 from orchestrator.controller.messages import FromStream, Message, NodeUp
-from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LedgerError
 from orchestrator.events import NodeTroubled
 from orchestrator.ledger.ingest import Chunk
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 from worker.agent.inbox import Inbox
 from worker.agent.locks import lock_slot
 from worker.protocol import NodePaths, Spec, record
@@ -238,7 +238,7 @@ class BatchedDriver(NodeDriver):
             if path.startswith("inbox/") and self._ended:
                 self.handed.append((now, now - self._ended.popleft()))
 
-    def _prepare(self) -> frozenset[str]:
+    def _prepare(self) -> NodeUp:
         self._batch.acquire()
         self._holds, post = True, self._post
 

@@ -17,10 +17,9 @@ from orchestrator.events import AttemptEnded, LeaseEnded, ShapeStarted
 from orchestrator.inventory.model import Node
 from orchestrator.leases.lease import LeaseState
 from orchestrator.leases.slurm import SlurmSource
-from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing, slurm_cluster
-from tests.support.books import records
+from tests.kits.fleet import Bench, records
 from tests.waiting import wait_until
 
 RATE = 30_000

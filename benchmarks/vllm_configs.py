@@ -38,7 +38,7 @@ from worker.triton_configs.pair import needs_down_file
 from worker.triton_configs.point_record import PointRecord, values_of
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.base import Emit, Place
-from worker.tuners.common.measure import SamplingPolicy, measure, rerank
+from worker.tuners.common.measure import Finalist, SamplingPolicy, measure, rerank
 from worker.tuners.engines.source import EngineSource, LayerProblem
 from worker.tuners.engines.tuner import EngineTuner, SglangTuner, VllmTuner
 from worker.tuners.search.compile_pool import CompilePool
@@ -178,11 +178,8 @@ def beside(
         except Exception as e:  # noqa: BLE001 - a config that does not run is a result
             print(f"{p.layer} M={p.m}: {dict(values)}: {e}", file=sys.stderr)
     policy = SamplingPolicy(min_sample_s=3e-3, min_samples=5, max_samples=11)
-    found = [measure(timer, policy, 0.15) for _, timer, _ in there]
-    ranking = rerank(
-        [timer for _, timer, _ in there], found, [()] * len(there), random.Random(seed), cap_s,
-        sustained=p.is_sustained,
-    )  # fmt: skip
+    finalists = [Finalist(timer, measure(timer, policy, 0.15)) for _, timer, _ in there]
+    ranking = rerank(finalists, random.Random(seed), cap_s, sustained=p.is_sustained)
     for (i, _, err), us in zip(there, ranking.us, strict=True):
         out[i] = (us, err)
     return out

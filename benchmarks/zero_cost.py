@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 
 GROUPS = 1000
 

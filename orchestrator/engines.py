@@ -6,11 +6,11 @@ spec is cheap to import.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from signal import Signals
 from typing import Any, Protocol
 
 from worker.registry import Registry
@@ -21,7 +21,7 @@ OK = "ok"
 WARNING = "warning"
 UNUSABLE = "unusable"
 RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
-"""Levels of a finding from good to bad."""
+"""The levels of a finding (see Finding) from good to bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class WorkerState:
     oom_killed: bool = False
     """The kernel killed one of its processes for lack of memory."""
     signal: int | None = None
-    """The signal that ended it, if one did."""
+    """The signal that ended it, if the engine knows that one did (Docker does; a process has code 128 + signal)."""
 
     @property
-    def why(self) -> str:
+    def how_it_ended(self) -> str:
         """Sentence on how it ended; empty while it runs."""
         if self.state != "ended":
             return ""
         memory = "out of memory" if self.oom_killed else ""
         if self.signal is not None:
             try:
-                name = signal.Signals(self.signal).name
+                name = Signals(self.signal).name
             except ValueError:
                 name = f"signal {self.signal}"
             return f"killed by {name}" + (f" ({memory})" if memory else "")
@@ -102,7 +102,8 @@ class EngineSpec:
     """An engine's entry in the registry.
 
     In signatures, `node` is the inventory's node (orchestrator/inventory/model.py), `facts` its facts
-    (orchestrator/machines/facts.py), `plan` its NodePlan (node_plan.py beside it): rooms above this one.
+    (orchestrator/machines/facts.py), `plan` its NodePlan (node_plan.py beside it). These modules import this one, so
+    their types cannot stand here.
     """
 
     name: str
@@ -139,7 +140,7 @@ class EngineSpec:
 
 
 _NO_ENGINES = ("docker-client", "docker-containers", "docker-errors", "docker-options")
-"""Modules of orchestrator/engine that are part of an engine."""
+"""Modules of orchestrator/engine that hold a part of the engine `docker` and no SPEC."""
 _ENGINES = Registry(
     "engine",
     EngineSpec,

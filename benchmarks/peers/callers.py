@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.peers.environment import Environment, last_error
 from benchmarks.peers.table import OURS
-from tests.integration.kit import ROOT
+from tests.paths import ROOT
 
 CLIENT = str(Path(__file__).with_name("client.py"))
 PATIENCE_S = 900.0

@@ -34,6 +34,8 @@ from orchestrator.results.run_end import end_run
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
+FAILED_SHAPES = 1
+"""Exit code of a run that came to its end and in which shapes failed (cli/ending.py)."""
 DETACH_S = 20.0
 """Seconds that `--detach` waits until the controller in the background holds the run's lock."""
 
@@ -66,7 +68,7 @@ def start_each(prepared: Sequence[PreparedRun], flags: RunFlags) -> Page:
     for run in prepared:
         page = start(run, flags)
         pages.append(page)
-        if page.error is not None:  # it is raised behind the summary
+        if page.error is not None:  # raised after the summary of all runs
             errors.append(page.error)
             page.error = None
         if not flags.json_:
@@ -126,7 +128,8 @@ def drive_to_end(
 
 
 def detach(paths: RunPaths) -> Page:
-    """Start the controller in a session of its own, with its output in controller.log."""
+    """Start a controller in the background, as another process that outlives this one, with its output in
+    controller.log. Wait until it drives the run. Raises InputError if it ended in the meantime with an error."""
     log = paths.controller_log
     runs = str(paths.root.absolute().parent)
     argv = [sys.executable, "-m", "orchestrator", "resume", paths.run, "--runs", runs]
@@ -139,10 +142,10 @@ def detach(paths: RunPaths) -> Page:
         time.sleep(0.05)
         exit_code = child.poll()
         drives = holder(paths.lock).get("pid") == child.pid
-    if exit_code not in (None, 0, 1):
+    if exit_code not in (None, 0, FAILED_SHAPES):
         tail = log.read_text(errors="replace")[-2000:]
         raise InputError(f"the controller ended at once with code {exit_code}:\n{tail}")
-    child.returncode = exit_code or 0  # it outlives this process, which does not wait for it
+    child.returncode = exit_code or 0  # else Popen warns that a process still runs, when this one ends
     page = Page({"run": paths.root.name, "pid": child.pid, "folder": str(paths.root)})
     page.line(paths.root.name)
     if exit_code is not None:

@@ -85,7 +85,8 @@ def end_page(run: RunEnd, *, alone: bool = True) -> Page:
         _add_gain(page, run.won, run.not_worth_it, paths)
     for node in run.shared_nodes:
         story = command(f"explain {paths.run} {node}{runs_option(paths.root.parent)}")
-        page.line(f"note: {node} ran beside other jobs (--busy share): its times may be too long; see: {story}")
+        may_have = "other jobs may have run beside ours, and its times may be too long"
+        page.line(f"note: {node} was shared (--busy share): {may_have}; see: {story}")
     page.line(_summarize(run))
     page.line(*(f"  {path}" for path in result_files(paths).values()))
     if alone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables import publish as publishing
+from orchestrator.tables.publish_aiter import open_aiter_publication
 
 
 def publish(
@@ -66,16 +67,16 @@ def publish(
     first = paths[0]
     if verify and not inventory and not first.is_dir():
         raise InputError(f"--verify: {first} is not a run; name the nodes with -i INV")
-    branch = branch or publishing.default_branch(paths, model, family)
+    publication = open_aiter_publication(paths, family, RunFacts, merge_to_publish)
+    branch = branch or publishing.default_branch(model, publication.branch_words)
     request = publishing.PublishRequest(
         paths,
         onto,
         model,
         out or _default_folder(first, branch),
+        branch,
         base=base,
-        branch=branch,
         refresh=refresh,
-        family=family,
         title=title,
         e2e=e2e,
         python=_interpreter(python) if checks else "",
@@ -83,18 +84,17 @@ def publish(
         verify=_nodes_words(first, inventory) if verify or inventory else None,
         argv=sys.argv[1:],
     )
-    published = publishing.publish(request, RunFacts, merge_to_publish)
-    rows = _rows(published)
+    published = publishing.publish(request, publication)
     names = ("branch", "base", "commit", "title", "files", "notes", "missing", "ok")
     document = {name: getattr(published, name) for name in names}
-    document |= {"text": str(published.text), "rows": rows}
+    document |= {"text": str(published.text), "rows": published.rows}
     document["checks"] = {name: result for name, result, _ in published.checks}
     page = Page(document, int(not published.ok))
     page.line(f"{published.branch}: {published.commit[:12]} on {published.base[:12]}: {published.title}")
     for file, counts in published.files.items():
         page.line(f"  {file}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
     for outcome in ("kept", "refused"):
-        reasons = [row["why"] for row in rows if row["outcome"] == outcome]
+        reasons = [row["why"] for row in published.rows if row["outcome"] == outcome]
         example = f", such as: {reasons[0]}" if reasons else ""
         page.line(f"  {outcome}: {len(reasons)}{example}")
     page.line(*(f"  {name.replace('`', '')}: {result}" for name, result, _ in published.checks))
@@ -122,24 +122,3 @@ def _nodes_words(first: Path, inventory: Path | None) -> list[str]:
     if inventory:
         return ["-i", str(inventory.absolute())]
     return [first.name, "--runs", str(first.absolute().parent)]
-
-
-def _rows(published: publishing.Published) -> list[dict[str, Any]]:
-    """Return the rows of the document. `paired`: measured beside the kernel that it replaced."""
-    rows = []
-    for part in published.parts:
-        names = ("gfx", "cu_num", *part.family.key_names)
-        for row in part.rows:
-            rows.append(
-                {
-                    "family": part.family.name,
-                    "key": dict(zip(names, row.new.key, strict=True)),
-                    "outcome": row.action,
-                    "why": row.why,
-                    "before_us": row.before.us if row.before else None,
-                    "after_us": row.after.us,
-                    "paired": row.rival is not None,
-                    "rebuild": row.rebuild,
-                }
-            )
-    return rows

@@ -44,14 +44,15 @@ def report(
         return None
     file, document = write_report(paths, out)
     summary = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}
-    page = Page({**summary, "file": str(file), "bytes": file.stat().st_size})
-    page.line(*document["sentences"], str(file))
+    result = Page({**summary, "file": str(file), "bytes": file.stat().st_size})
+    result.line(*document["sentences"], str(file))
     if open_:
         webbrowser.open(file.absolute().as_uri())
-    return page
+    return result
 
 
 def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
+    """Serve the page until Ctrl-C. Raises InputError if the server is not installed."""
     try:
         from orchestrator.report.live import PageServer  # uvicorn and starlette are an extra of their own
     except ModuleNotFoundError as e:

@@ -32,7 +32,7 @@ from orchestrator.configs.winners import (
 )
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
-from orchestrator.tables.publish import ConfigPart
+from orchestrator.tables.publish_aiter import ConfigPart
 from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice

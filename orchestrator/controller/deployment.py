@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from orchestrator.command_hints import command
 from orchestrator.controller.context import RunContext
+from orchestrator.controller.deployed_node import DeployedNode
 from orchestrator.controller.messages import Message, NodeProgress
-from orchestrator.controller.node import DeployedNode, NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.errors import NoUsableNodeError
 from orchestrator.families import get_tuner
 from orchestrator.inventory.load import resolved

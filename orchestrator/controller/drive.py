@@ -19,7 +19,7 @@ from orchestrator.controller.deployment import make_driver, plan_machines
 from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.loop import Controller
-from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.controller.pools import machines_of, node_maker, pools_of
 from orchestrator.errors import TakenOverError
 from orchestrator.events import RetryAsked

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import ceil
 
-from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.controller.shutdown import Shutdown
 from orchestrator.events import Event
 from orchestrator.leases.lease import EndCause, Lease, LeaseSource

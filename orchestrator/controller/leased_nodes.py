@@ -33,7 +33,7 @@ from orchestrator.controller.lease_lifecycle import (
     Pool,
     leases_wanted,
 )
-from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.controller.shutdown import Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected

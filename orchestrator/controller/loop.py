@@ -2,8 +2,8 @@
 
 drive.py makes a `Controller`, adds the drivers of the nodes, and calls `run`. Each turn (`_take_turn`) takes what the
 drivers' threads posted, makes events of it (node_reports.py), lets the policy decide, and carries the decisions out
-(outbox.py). Which nodes there are is in nodes.py, and leases are looked after by leased_nodes.py. How a run ends is
-decided in `_loop`: every shape is settled, it was stopped (`_stopped`), or nothing is left to work on.
+(outbox.py). Which nodes there are is in node_registry.py, and leases are looked after by leased_nodes.py. How a run
+ends is decided in `_loop`: every shape is settled, it was stopped (`_stopped`), or nothing is left to work on.
 
 Order matters: reports, their events and the decisions that follow are committed in one transaction, and only then is
 anything sent. If we are killed at any moment, the next controller replays the journal, and looks at the nodes to find
@@ -26,9 +26,9 @@ from orchestrator.controller.lease_lifecycle import LeaseTurn
 from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.messages import FromStream, Message, Taken
-from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.controller.node_reports import NodeReports
-from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.controller.outbox import Outbox
 from orchestrator.controller.shutdown import Shutdown, StoppedNode
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError

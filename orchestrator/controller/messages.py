@@ -1,4 +1,5 @@
-"""News of a node for the loop: frames of the node's stream, and messages of the node's driver (node.py).
+"""Messages of a node's driver (node_driver.py) to the loop, and the frames of the node's stream that some of them
+carry.
 
 `worker follow` (worker/agent/follow.py) sends a node's stream as frames. A frame is a line, and as many bytes as that
 says:
@@ -33,27 +34,30 @@ _HEADER = re.compile(r"(?:B|(?P<stream>[EL]) (?P<slot>\d{1,4}) (?P<offset>\d{1,1
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Heartbeat of a node: its epoch, slots and error. `held`: attempts that wait or are claimed there; None while some
-    of their records are still on the way.
-    """
+    """Heartbeat of a node; worker/protocol/records.py has the meaning of the fields."""
 
     t: float
     epoch: int
     slots: dict[str, dict[str, Any]]
     error: str
     held: frozenset[str] | None = None
+    """None while some records of these attempts are still on the way."""
 
     @property
-    def waits(self) -> str:
-        """Names the other runs whose workers hold devices that our workers wait for; "" if our workers do not wait."""
-        owners = {clean.text(str(s.get("waits") or ""), 100).partition("/")[0] for s in self.slots.values()} - {""}
-        return f"workers of run {', '.join(sorted(owners))}" if owners else ""
+    def occupying_runs(self) -> tuple[str, ...]:
+        """The other runs whose workers hold devices that our workers wait for."""
+        runs = {wait.partition("/")[0] for wait in self._waits() if not wait.startswith("/")}
+        return tuple(sorted(runs))
 
     @property
     def closed_lock(self) -> str:
         """A device's lock that a worker cannot open, with its owner and the error; "" if there is none."""
-        waits = (clean.text(str(s.get("waits") or ""), 200) for s in self.slots.values())
-        return next((lock for lock in waits if lock.startswith("/")), "")
+        return next((wait for wait in self._waits() if wait.startswith("/")), "")
+
+    def _waits(self) -> list[str]:
+        """Texts of what our workers wait for, without control characters: they go to the user's terminal."""
+        texts = (clean.text(str(slot.get("waits") or ""), 200) for slot in self.slots.values())
+        return [text for text in texts if text]
 
 
 def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:
@@ -120,7 +124,7 @@ class FromStream:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Result of a take-back."""
+    """A spec was taken out of a node's inbox. `won` False: a worker had claimed it before."""
 
     node: str
     attempt: str

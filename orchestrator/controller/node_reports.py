@@ -1,8 +1,8 @@
 """Makes events for the policy out of what the nodes of a run report, and stores their logs.
 
 The loop calls `NodeReports.events_of` with each message of the nodes' threads, within the transaction of its turn. A
-message changes the registry (nodes.py) and the live status on the way. `unread` makes messages of files that an ended
-lease left, as far as the node's stream had not delivered them.
+message changes the registry (node_registry.py) and the live status on the way. `unread` makes messages of files that an
+ended lease left, as far as the node's stream had not delivered them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.controller.context import RunContext
 from orchestrator.controller.messages import Beat, FromStream, Message, NodeProgress, NodeTakenOver, NodeUp, Taken
-from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import TakenOverError
 from orchestrator.events import (
     AttemptEnded,

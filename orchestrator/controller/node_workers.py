@@ -1,7 +1,7 @@
 """Starts, revives and stops the workers of a node folder, by the node's engine.
 
-The node's two threads (node.py) start workers; the controller's thread stops them (shutdown.py). `start_no_more` is the
-gate between them: after it no start begins, and `settle` waits for one that is in progress.
+The node's two threads (node_driver.py) start workers; the controller's thread stops them (shutdown.py).
+`start_no_more` is the gate between them: after it no start begins, and `settle` waits for one that is in progress.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Carries out the policy's decisions on the nodes: puts specs into inboxes, takes unclaimed ones back, and drains
 workers.
 
-The loop calls it after a turn is committed. The files go through the node's driver (node.py), whose thread writes them
-soon; if the node is not up, nothing is written.
+The loop calls it after a turn is committed. The files go through the node's driver (node_driver.py), whose thread
+writes them soon; if the node is not up, nothing is written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.controller.context import RunContext
-from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.families import get_family
 from orchestrator.ledger.blocked import BlockedCandidate

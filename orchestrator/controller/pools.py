@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from orchestrator.controller.lease_lifecycle import MadeNode, Pool
-from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved

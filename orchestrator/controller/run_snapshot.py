@@ -85,7 +85,7 @@ class RunSnapshot:
             if worker is None or (worker.state != "running" and worker.code in (None, 0)):
                 slot.state = "no worker"
             elif worker.state != "running":
-                slot.state = f"worker {worker.why}"
+                slot.state = f"worker {worker.how_it_ended}"
         return node
 
 

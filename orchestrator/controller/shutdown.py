@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestrator.controller.context import StopLimits
-from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.node_driver import NodeDriver
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import NodeError
 
 POLL_S = 0.1
@@ -86,7 +86,7 @@ class Shutdown:
                 ran = max(ran, alive)
                 self._stop(driver, kill=True, patience_s=self._pace.kill_s)
             with contextlib.suppress(NodeError, OSError):  # reproductions that are not fetched stay on the node
-                driver.bring_home()
+                driver.fetch_reproductions()
             driver.keep_results()
             if self._tidy:
                 driver.tidy()

@@ -21,8 +21,7 @@ Conflict = tuple[Loc, str]
 
 
 def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Yield what does not fit together. `given`: the node's own options. Inherited options that it does not need are
-    ignored."""
+    """Yield what does not fit together. `given`: the options that stand at the node itself, not in the defaults."""
     yield from _out_of_place(node, given)
     spec = find_engine(node.engine)
     yield from spec.conflicts(node)
@@ -30,7 +29,8 @@ def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[Conflict]:
         spec.parse_options(node.engine_options)
     except ValueError as e:
         yield ("engine_options",), str(e)
-    yield from _chip_and_numa(node)
+    yield from _conflicts_of_chip(node)
+    yield from _conflicts_of_numa(node)
     if node.docker.ipc == "none" and node.docker.shm_size is not None:
         yield ("docker",), "ipc: none has no /dev/shm that shm_size could be for: drop one of them"
     if node.lease:
@@ -39,10 +39,14 @@ def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[Conflict]:
         yield from _conflicts_of_pods(node)
 
 
-def _chip_and_numa(node: Node) -> Iterator[Conflict]:
+def _conflicts_of_chip(node: Node) -> Iterator[Conflict]:
     if (node.gfx is None) != (node.cu_num is None):
         missing = "cu_num" if node.cu_num is None else "gfx"
         yield (), f"gfx and cu_num go together: add {missing}, or drop both and they are detected"
+
+
+def _conflicts_of_numa(node: Node) -> Iterator[Conflict]:
+    """A list of NUMA nodes has one for each slot."""
     if not isinstance(node.numa, tuple):
         return
     if node.gpus == "auto":
@@ -75,7 +79,8 @@ def _conflicts_of_pods(node: Node) -> Iterator[Conflict]:
 
 
 def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Options that only apply to another value of the node's transport, lease or engine."""
+    """Options that only apply to another value of the node's transport, lease or engine. Where they are inherited from
+    the defaults, they are ignored."""
     needs = _needs(node.engine)
     for name, value in given.items():
         need = needs.get(name)
@@ -89,12 +94,12 @@ def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[Conflict]:
         elif actual is None:
             leases = " or ".join(f"lease: {lease}" for lease in need.values)
             yield (name,), f"is for a pool of leases: add {leases}, or drop it"
-        elif (node.lease, name) != ("kubernetes", "image"):  # a pod's own
+        elif (node.lease, name) != ("kubernetes", "image"):  # a pod has an image, whatever its engine
             yield (name,), f"{beginning}, and this node's is {actual}: set {need.option} or drop it"
 
 
 def _needs(engine: str) -> dict[str, For]:
-    """Option -> another option of the node, and the values of it that this one needs."""
+    """Option -> the other option of the node that it depends on, and the values of that for which it applies."""
     needs = {}
     for name, field in NodeOptions.model_fields.items():
         for annotation in field.metadata:

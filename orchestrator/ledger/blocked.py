@@ -1,7 +1,11 @@
-"""Candidates that attempts left out because they had faulted (table `withheld`), and what other GPUs say about them.
+"""Blocked candidates (table `withheld`): those that an attempt did not measure because they had faulted.
 
-LedgerReader reads the rows, and `judge_blocked` makes candidates of them. A candidate that faulted on two GPUs is bad;
-one that ran on another GPU is good, and the node that blocked it may try it again (controller/outbox.py tells it).
+LedgerReader reads the rows, and `judge_blocked` gives each candidate a verdict from other GPUs: it faulted there too,
+or it ran there, and then the node that blocked it may try it again (controller/outbox.py sends the verdicts to the
+nodes).
+
+These verdicts are about a candidate. Whether a shape's result is final although candidates are missing is decided from
+the events alone, by policy/blame.py (`_confirmed_result`), with the same rule: two GPUs. Who changes one changes both.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ class BlockedCandidate:
     attempt: str
     shape: int
     candidate: tuple[str, ...]
+    """Its identity, which is the same only within one image."""
     node: str
     slot: str
     name: str
@@ -37,11 +42,12 @@ class BlockedCandidate:
     confirmed: bool
     """The node had it as blocked already, confirmed by two slots."""
     verdict: str | None
-    """The end on another GPU: `ran`, `faulted`, or None if no other GPU has tried it."""
+    """Its end on another GPU: `ran`, `faulted`, or None if that is not known."""
     key: tuple[str, ...]
     gpu: str
-    """The slot's name for the worker: its GPU's stable id if it has one."""
+    """The GPU's stable id if it has one, else the slot. (The worker's entry calls it `slot`.)"""
     image: str
+    """The hash of the container's image; without a container, a key of the AITER that is installed."""
     driver: str
     t: float
     """Time of the fault, in the node's epoch seconds."""
@@ -60,7 +66,7 @@ def judge_blocked(state: State, rows: Sequence[Sequence[Any]]) -> list[BlockedCa
     """The candidates of rows of BLOCKED, with their verdicts from other GPUs, in the order of shapes and attempts.
 
     If two GPUs left a candidate out, it faulted on both. If the shape's result came from another slot that did not
-    leave it out, it ran there. `rows` must have all that is known of a shape's candidates.
+    leave it out, it ran there. GPUs are counted over `rows`, so all rows of a shape must be among them.
     """
     blocked = sorted(map(_candidate_of, rows), key=lambda b: (b.shape, state.order(b.attempt), b.candidate))
     gpus: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
@@ -68,7 +74,8 @@ def judge_blocked(state: State, rows: Sequence[Sequence[Any]]) -> list[BlockedCa
     for candidate in blocked:
         gpus[candidate.shape, candidate.candidate].add(candidate.gpu)
         slots[candidate.shape, candidate.candidate].add((candidate.node, candidate.slot))
-    # the list of such an attempt is cut off: it may have left out candidates that the list lacks
+    # An attempt reports MAX_BLOCKED candidates at most. One that reports so many may have left out others as well, so
+    # that it says of no candidate that it ran.
     counts = Counter(candidate.attempt for candidate in blocked)
     cut_off = {attempt for attempt, count in counts.items() if count >= MAX_BLOCKED}
 
@@ -97,20 +104,20 @@ def _candidate_of(row: Sequence[Any]) -> BlockedCandidate:
     attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry_text = row
     entry = json.loads(entry_text)
     return BlockedCandidate(
-        attempt,
-        shape,
-        tuple(json.loads(candidate)),
-        node,
-        slot,
-        name,
-        outcome,
-        detail,
-        source,
-        bool(confirmed),
-        None,
-        tuple(entry["key"]),
-        entry["slot"],
-        entry["image"],
-        entry["driver"],
-        entry["t"],
+        attempt=attempt,
+        shape=shape,
+        candidate=tuple(json.loads(candidate)),
+        node=node,
+        slot=slot,
+        name=name,
+        outcome=outcome,
+        detail=detail,
+        source=source,
+        confirmed=bool(confirmed),
+        verdict=None,
+        key=tuple(entry["key"]),
+        gpu=entry["slot"],
+        image=entry["image"],
+        driver=entry["driver"],
+        t=entry["t"],
     )

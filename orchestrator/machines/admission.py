@@ -1,9 +1,9 @@
 """Lets the workers of a run start on a node when nobody else computes there (occupancy.py says who does).
 
-A node's driver (controller/node.py) enters `NodeAdmission` as a context around the start of its workers. Inside it is
-our turn: only one run at a time looks at a node and starts workers. We hold a lock on the folder of the node's device
-locks (LOCKS) meanwhile, so the next run already sees the devices that our workers have locked. The lock ends with its
-connection.
+A node's driver (controller/node_driver.py) enters `NodeAdmission` as a context around the start of its workers. Inside
+it is our turn: only one run at a time looks at a node and starts workers. We hold a lock on the folder of the node's
+device locks (LOCKS) meanwhile, so the next run already sees the devices that our workers have locked. The lock ends
+with its connection.
 """
 
 from __future__ import annotations

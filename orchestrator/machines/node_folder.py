@@ -1,5 +1,5 @@
 """Reads and changes a node folder where it lies: which files are missing, which attempts are there, taking specs back,
-and bringing reproductions of faults home."""
+and fetching reproductions of faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ tar -cf - -- "$@" | head -c {MAX_BYTES}
 """
 
 
-def bring_home(transport: Transport, folder: str, attempts: Path) -> list[Path]:
+def fetch_reproductions(transport: Transport, folder: str, attempts: Path) -> list[Path]:
     """Copy every attempt's `repro/` from a node folder below `attempts`. Return the files. Raises TransportError,
     OSError."""
     done = transport.run(["sh", "-c", _PACK, "sh", folder], timeout=PACK_TIMEOUT_S)

@@ -86,14 +86,14 @@ def _find_occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator
     for line in facts.locks.get("closed", ()):
         device, _, lock = line.partition(" ")
         if device in our_locks or device == "all":
-            yield closed_lock(lock)
+            yield closed_lock_occupant(lock)
     for number in gpus:
         use = _describe_use(facts.gpus[number]) if number < len(facts.gpus) else ""
         if use:
             yield Occupant(f"GPU {number}", f"GPU {number} is {use}")
 
 
-def closed_lock(lock: str) -> Occupant:
+def closed_lock_occupant(lock: str) -> Occupant:
     """Whoever may hold a device's lock that we cannot open. `lock`: its path, with the owner."""
     words = (
         f"nobody can tell who measures there, because the lock {lock} cannot be opened; remove it, name another folder"

@@ -56,7 +56,10 @@ def _agreeing_places(shape: Shape) -> set[Place]:
 
 
 def _confirmed_result(shape: Shape) -> Fault | None:
-    """A result whose missing candidates all faulted on another GPU as well, None if there is none."""
+    """A result whose missing candidates all faulted on another GPU as well, None if there is none.
+
+    ledger/blocked.py judges each candidate by the same rule, for the nodes' lists and for provenance.json.
+    """
     for fault in shape.faults:
         elsewhere = [other.blocked for other in shape.faults if other.place != fault.place]
         if fault.blocked and fault.blocked <= frozenset().union(*elsewhere):

@@ -93,8 +93,10 @@ def read_config(file: Path) -> dict[str, Any]:
         raw = json.loads(read_text(file, MAX_BYTES, InputError))
     except json.JSONDecodeError as e:
         raise InputError(f"{file}:{e.lineno}: is no JSON ({e.msg}); a model's config.json is wanted") from e
-    except (RecursionError, ValueError) as e:  # ValueError: a number of more than 4300 digits
-        raise InputError(f"{file}: is no JSON that can be read ({str(e)[:60]}); a model's config.json is wanted") from e
+    except RecursionError as e:
+        raise InputError(f"{file}: is JSON of too many levels; a model's config.json is wanted") from e
+    except ValueError as e:  # Python reads a number of at most 4,300 digits
+        raise InputError(f"{file}: has a number of thousands of digits; a model's config.json is wanted") from e
     if not isinstance(raw, dict) or depth(raw) > MAX_DEPTH:
         raise InputError(f"{file}: holds no JSON object of at most {MAX_DEPTH} levels; a model's config.json is wanted")
     return raw

@@ -1,4 +1,7 @@
-"""Times as text for people: a time of day, a duration, the time that is left, and the time that a run has worked."""
+"""Times as text for people: a time of day, a duration, the time that is left, and the time that a run has worked.
+
+The page of a run has its own short forms, made in the browser: `lasting` in templates/report/figures.js.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ def duration(seconds: float | None) -> str:
 def describe_time_left(low_s: float, mid_s: float, high_s: float) -> str:
     """`about 2 min 05 s`, or `1 min 10 s to 4 min 00 s` if the estimate is uncertain."""
     if high_s <= UNCERTAIN * low_s:
-        return f"about {duration(_round(mid_s))}"
-    low = duration(_round(low_s))
-    high = duration(_round(high_s))
+        return f"about {duration(_round_estimate(mid_s))}"
+    low = duration(_round_estimate(low_s))
+    high = duration(_round_estimate(high_s))
     return f"about {low}" if low == high else f"{low} to {high}"
 
 
-def _round(seconds: float) -> float:
-    """Seconds, rounded to what an estimate can say."""
+def _round_estimate(seconds: float) -> float:
+    """Round to 5 s from 2 min on, and to a minute from 10 min on: an estimate knows no more."""
     if seconds < 120:
         return max(1.0, seconds)
     step = 5 if seconds < 600 else 60
@@ -51,7 +54,7 @@ def describe_uncounted_wait(awaited: Sequence[str]) -> str:
 
 
 def describe_work_time(sessions: Sequence[Sequence[float]]) -> str:
-    """`1 min 30 s`, or `1 min 30 s (over 3 sessions from Nov 21 18:02 to Nov 22 09:14)`; "" before the first."""
+    """`1 min 30 s`, or `1 min 30 s (over 3 sessions from Nov 21 18:02 to Nov 22 09:14)`; "" before the first one."""
     if not sessions:
         return ""
     worked = duration(sum(end - start for start, end in sessions))

@@ -18,12 +18,12 @@ FEW = 3
 """With fewer slots of a device than this, we call none an outlier: if two differ, either may be the odd one."""
 SIGMAS = 5.0
 """An outlier is beyond the median by this many robust standard deviations, and by at least SLOW or CAPPED of the
-median, or HOT_C degrees."""
+median, or HOTTER_C degrees."""
 MAD_TO_SIGMA = 1.4826
 """The standard deviation of a normal distribution over its median absolute deviation."""
 SLOW = 0.03
 CAPPED = 0.02
-HOT_C = 10.0
+HOTTER_C = 10.0
 LEAST_SIGMA = 0.005
 """The least standard deviation of times over their median: slots that agree better than this have no outlier."""
 LEAST_SIGMA_C = 1.0
@@ -93,7 +93,7 @@ def _compare_slots_of_device(slots: Mapping[SlotId, list[CanaryTimed]]) -> dict[
     temperatures = _medians(slots, "temperature_c")
     caps = _medians(slots, "power_cap_w")
     slow = outliers(compute, SLOW, LEAST_SIGMA) | outliers(memory, SLOW, LEAST_SIGMA)
-    hot = outliers(temperatures, HOT_C, LEAST_SIGMA_C)
+    hot = outliers(temperatures, HOTTER_C, LEAST_SIGMA_C)
     usual_cap = median(caps.values()) if len(caps) >= FEW else 0.0
     result = {}
     for slot in slots:

@@ -12,6 +12,7 @@ function fmt(x, digits = 4) {
 const percent = (x) => (x === null || x === undefined ? "" : fmt(x * 100, 3) + "\u00a0%");
 const times = (x) => (x === null || x === undefined || !isFinite(x) ? "" : x.toFixed(x < 10 ? 2 : 1) + "×");
 
+// the same as `duration` of orchestrator/view/formatting.py, but for days
 function lasting(s) {
   if (s < 60) return fmt(s, 3) + " s";
   if (s < 3600) return Math.floor(s / 60) + " min" + (s % 60 >= 1 ? " " + String(Math.floor(s % 60)).padStart(2, "0") + " s" : "");

@@ -2,11 +2,10 @@
 
 def test_x(fleet: Fleet) -> None:
     n = fleet.shapes(groups=6)
-    run = fleet.start(held_after=2)
-    fleet.cut("h1")
-    fleet.release()
-    assert run.wait() == 0
-    fleet.check_books(tuned=n)
+    run = fleet.begun(2)
+    fleet.link("h1", "down")
+    fleet.mend("h1")
+    fleet.finish(run, n)
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan
 from orchestrator.shapes.reader import read_shapes
 from tests.fleet.server import ask
-from tests.support.books import Books, read_csv
-from tests.support.command import Done, command
+from tests.kits.fleet import Books, Done, command, read_csv
 from tests.waiting import wait_until
 from worker.protocol import ProtocolError, parse_record
 
@@ -65,6 +63,11 @@ class Controller:
         code: int = (wait_until(lambda: self.poll() is not None, "the controller ends") and self.code) or 0
         assert not any(line.startswith("Traceback") for line in self.out.splitlines()), self.out
         return code
+
+    def ends_with(self, code: int) -> str:
+        """Wait for its end, which is this exit code; all that it printed."""
+        assert self.wait() == code, self.out
+        return self.out
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -148,10 +151,10 @@ class Fleet(Books):
         """Start a run. `faults` as in gemmfleet_faulty.tuner, `more` as for `create`."""
         return self.drive(run=self.create(faults, seconds, **more))
 
-    def tune(self, *faults: Fault, seconds: float = 0.0, **more: Any) -> Controller:
-        """Drive a run to its end."""
-        done = self.start(*faults, seconds=seconds, **more)
-        done.wait()
+    def tune(self, *faults: Fault, code: int = 0, **more: Any) -> Controller:
+        """Drive a run to its end, which is this exit code; the rest as for `start`."""
+        done = self.start(*faults, **more)
+        done.ends_with(code)
         return done
 
     def begun(self, tuned: int, *faults: Fault, free: int = 0, **more: Any) -> Controller:
@@ -162,9 +165,20 @@ class Fleet(Books):
         return run
 
     def resume(self) -> Controller:
+        """Drive the run on, to a good end."""
         done = self.drive()
-        done.wait()
+        done.ends_with(0)
         return done
+
+    def cancel(self) -> str:
+        """Cancel the run; what the command printed."""
+        return self.drive("cancel").ends_with(0)
+
+    def finish(self, run: Controller, tuned: int) -> None:
+        """Let go what is held, and wait for a good end of the run, whose books hold so many tuned shapes."""
+        self.release()
+        run.ends_with(0)
+        self.check_books(tuned)
 
     def link(self, node: str, state: str) -> None:
         """Set the state of a node's link (see tests.fleet.link)."""

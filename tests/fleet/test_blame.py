@@ -39,8 +39,7 @@ NAME = "2x32x64"
 def test_a_poison_shape_fails_alone_and_confirmed(fleet: Fleet, fault: dict[str, str], reason: str) -> None:
     n = fleet.shapes(groups=4, per_group=3)
     watchdog_s = 0.5 if reason == "hang" else 60.0
-    done = fleet.tune({**fault, "match": POISON, "times": 99}, watchdog_s=watchdog_s)
-    assert done.code == 1, done.out
+    done = fleet.tune({**fault, "match": POISON, "times": 99}, watchdog_s=watchdog_s, code=1)
     fleet.check_books(n - 1, {NAME: reason})
     assert f"{NAME} failed: {reason}" in done.out
     is_the_shapes_own = reason in ("wrong_result", "no_candidate")
@@ -56,8 +55,7 @@ def test_a_poison_shape_fails_alone_and_confirmed(fleet: Fleet, fault: dict[str,
 def test_a_partial_success_keeps_its_rows(fleet: Fleet) -> None:
     """The attempt ends by an abort after some shapes; those were delivered, and are not measured again (law 2)."""
     n = fleet.shapes(groups=1, per_group=6)
-    done = fleet.tune({"kind": "abort", "match": {"M": "4"}, "times": 1, "counters": str(fleet.root / "count")})
-    assert done.code == 0, done.out
+    fleet.tune({"kind": "abort", "match": {"M": "4"}, "times": 1, "counters": str(fleet.root / "count")})
     fleet.check_books(n)
     ((_, end),) = fleet.ends("fault")
     starts = fleet.starts()
@@ -66,8 +64,8 @@ def test_a_partial_success_keeps_its_rows(fleet: Fleet) -> None:
 
 def test_a_failed_shape_is_tried_again_on_request(fleet: Fleet) -> None:
     n = fleet.shapes(groups=2, per_group=3)
-    done = fleet.tune({"kind": "no_candidate", "match": POISON, "times": 1, "counters": str(fleet.root / "count")})
-    assert done.code == 1
+    once = {"kind": "no_candidate", "match": POISON, "times": 1, "counters": str(fleet.root / "count")}
+    fleet.tune(once, code=1)
     fleet.check_books(n - 1, {NAME: "no_candidate"})
     for reason, code, said in (
         ("oom", 0, "no failed shape with reason 'oom' (failed shapes have: no_candidate)"),
@@ -79,7 +77,7 @@ def test_a_failed_shape_is_tried_again_on_request(fleet: Fleet) -> None:
     assert "has no group 'g9999'" in fleet.command("retry", "--group", "g9999").err
     (verdict,) = fleet.journal(ev.FailShape)
     again = fleet.drive(retry=[verdict.shape])
-    assert again.wait() == 0, again.out
+    again.ends_with(0)
     fleet.check_books(n)
     assert sum(fleet.starts().values()) == n + 1
 
@@ -88,9 +86,7 @@ def test_a_slot_with_a_sick_canary_gets_no_work(fleet: Fleet) -> None:
     n = fleet.shapes(groups=6)
     run = fleet.begun(1, {"kind": "sick_canary", "match": {"node": "h3"}, "times": 99})
     wait_until(lambda: fleet.of("h3", ev.CanaryFailed), "its canary fails")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert not fleet.of("h3", ev.AttemptStarted)
     assert set(fleet.tuned_by()) <= {"h1", "h2"}
     assert fleet.struck("h3")
@@ -102,9 +98,7 @@ def test_a_sick_slot_is_shut_and_condemns_no_shape(fleet: Fleet) -> None:
     others_wait = {"kind": "hold", "match": {"node": ["h2", "h3"]}}
     run = fleet.start({"kind": "abort", "match": {"node": "h1"}, "times": 99}, others_wait)
     wait_until(lambda: fleet.struck("h1") >= PolicySettings().faults_passed_elsewhere, "enough shapes fault there")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert {q.node for q in fleet.journal(ev.Quarantine)} == {"h1"}
     assert set(fleet.tuned_by()) == {"h2", "h3"}
     assert {node for node, _ in fleet.ends("fault")} == {"h1"}
@@ -114,8 +108,7 @@ def test_a_sick_slot_is_shut_and_condemns_no_shape(fleet: Fleet) -> None:
 def test_where_the_only_slot_is_sick_nothing_is_confirmed(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet(nodes={"h1": 1})
     fleet.shapes(groups=3)
-    done = fleet.tune({"kind": "abort", "match": {"node": "h1"}, "times": 99})
-    assert done.code == 1, done.out
+    done = fleet.tune({"kind": "abort", "match": {"node": "h1"}, "times": 99}, code=1)
     fleet.check_books(0, {f"1x{16 * g}x64": "fault" for g in (1, 2, 3)})
     assert not any(v.confirmed for v in fleet.journal(ev.FailShape))
     assert all("only one slot" in v.detail for v in fleet.journal(ev.FailShape))
@@ -125,14 +118,13 @@ def test_where_the_only_slot_is_sick_nothing_is_confirmed(make_fleet: Callable[.
 def test_where_the_only_canary_fails_no_shape_is_blamed(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet(nodes={"h1": 1})
     n = fleet.shapes(groups=3)
-    done = fleet.tune({"kind": "sick_canary", "match": {"node": "h1"}, "times": 3})
-    assert done.code == 3, done.out
+    done = fleet.tune({"kind": "sick_canary", "match": {"node": "h1"}, "times": 3}, code=3)
     assert "canary" in done.out
     assert "gemmfleet resume" in done.out
     with fleet.ledger() as ledger:
         assert (ledger.counts().pending, ledger.counts().failed) == (n, 0)
     assert len(fleet.of("h1", ev.CanaryFailed)) == fleet.struck("h1") == 3
-    assert fleet.resume().code == 0
+    fleet.resume()
     fleet.check_books(n)
 
 
@@ -146,9 +138,7 @@ def test_a_process_that_is_killed_comes_back_and_blames_nobody(fleet: Fleet, wha
             os.kill(pid, signal.SIGKILL)
     ended = "worker_died" if what == "worker" else "fault"
     wait_until(lambda: len(fleet.ends(ended)) >= 3, "it is known")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert not fleet.journal(ev.Quarantine)
 
 
@@ -156,14 +146,13 @@ def test_a_node_that_cannot_work_ends_the_run_with_3(make_fleet: Callable[..., F
     fleet = make_fleet(nodes={"h1": 1})
     n = fleet.shapes(groups=2)
     (fleet.root / "nodes").write_text("a file where the work folder belongs")
-    done = fleet.tune()
+    done = fleet.tune(code=3)
     (fleet.root / "nodes").unlink()
-    assert done.code == 3, done.out
     assert f"cannot write {fleet.root}/nodes" in done.out
     assert "gemmfleet resume" in done.out
     asked = fleet.command("retry").out
     assert (f"{n} shapes pending; go on with: " in asked, "gemmfleet resume" in asked) == (True, True)
-    assert fleet.resume().code == 0
+    fleet.resume()
     fleet.check_books(n)
 
 
@@ -188,8 +177,7 @@ def play(fleet: Fleet, *faults: dict[str, Any], seconds: float = 0.05) -> RunPat
     ]
     recording.write_text("\n".join([*lines, ""]))
     options = {"recording": str(recording), "blocklist": str(fleet.root / "blocklist.jsonl")}
-    done = fleet.tune(*faults, seconds=seconds, options=options)
-    assert done.code == 0, done.out
+    fleet.tune(*faults, seconds=seconds, options=options)
     fleet.check_books(len(rows))
     return fleet.paths
 

@@ -22,7 +22,7 @@ import pytest
 from orchestrator import events as ev
 from tests.fleet.kit import Controller, Fleet
 from tests.fleet.server import ask
-from tests.support.books import records
+from tests.kits.fleet import records
 from tests.support.marks import full_but
 
 GROUPS, PER_GROUP = 40, 2
@@ -96,13 +96,13 @@ def test_the_laws_hold(fleet: Fleet, seed: int) -> None:
     run = Run(fleet, chaos, n)
     run.go()
     failed = fleet.failed()
+    assert run.controller.code == (1 if failed else 0)
     with fleet.ledger() as ledger:
         sure = {"x".join(str(v) for v in f.key[:3]) for f in ledger.failed() if f.confirmed}
     innocent = {k: v for k, v in failed.items() if k not in chaos.guilty and (k in sure or not chaos.sick)}
     assert not innocent, "innocent shapes failed"
     assert {k: failed[k] for k in chaos.guilty if k in failed} == chaos.guilty
     fleet.check_books(n - len(failed), failed)
-    assert run.controller.code == (1 if failed else 0)
     lost = {r.node for r in fleet.journal(ev.NodeLost)}
     assert lost <= {m.node for m in chaos.mishaps}, "no node is given up that was not hurt"
     if not lost:
@@ -138,7 +138,7 @@ class Run:
         self.undo: dict[str, tuple[float, Callable[[], None]]] = {}
 
     def go(self) -> None:
-        patience = 5
+        patience = 60  # on a busy machine all nodes are lost many times in half a second each
         while True:
             if self.controller.poll() is not None:
                 if self.controller.code != 3 or not patience:

@@ -45,7 +45,7 @@ def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int, kills: int)
             assert now >= before, "settled shapes stay settled"
             before = now
         run = fleet.drive()
-    assert run.wait() == 1, run.out
+    run.ends_with(1)
     fleet.check_books(n - 2, {"2x64x64": "fault", "1x128x64": "kills_nodes"})
 
 
@@ -62,7 +62,7 @@ def test_killed_between_a_call_and_its_answer(make_fleet: Callable[..., Fleet], 
     wait_until(lambda: run.poll() is not None, "it dies")
     assert run.code == -signal.SIGKILL
     fleet.release()
-    assert fleet.resume().code == 0
+    fleet.resume()
     fleet.check_books(n)
     assert set(fleet.starts().values()) == {1}
 
@@ -76,13 +76,13 @@ def test_ctrl_c_once_lets_running_groups_end(fleet: Fleet, grace_s: float) -> No
     patient = grace_s > 1
     wait_until(lambda: ("no new work" if patient else "the workers finish these") in run.out, "it is told")
     fleet.release()
-    assert run.wait() == 130, run.out
+    run.ends_with(130)
     assert re.search(rf"next: \S*gemmfleet resume {fleet.paths.run} ", run.out)
     with fleet.ledger() as ledger:
         assert 0 < ledger.counts().tuned < n
         assert (ledger.state, patient and ledger.replayed.open_attempts) == ("interrupted", {} if patient else False)
     wait_until(lambda: not fleet.processes(), "no worker is left")
-    assert fleet.resume().code == 0
+    fleet.resume()
     fleet.check_books(n)
     assert set(fleet.starts().values()) == {1}, "the results that the workers measured alone were found"
 
@@ -97,10 +97,8 @@ def test_ctrl_c_twice_and_cancel_stop_now(fleet: Fleet, how: str) -> None:
         wait_until(lambda: "no new work" in run.out, "it is told")
         run.signal(signal.SIGINT)
     else:
-        done = fleet.drive("cancel")
-        assert done.wait() == 0, done.out
-        assert "stopped 3 workers on h1, h2, h3" in done.out
-    assert run.wait() == 130, run.out
+        assert "stopped 3 workers on h1, h2, h3" in fleet.cancel()
+    run.ends_with(130)
     assert not fleet.processes()
     with fleet.ledger() as ledger:
         assert (ledger.state, ledger.counts().pending) == (how, n)
@@ -115,21 +113,18 @@ def test_cancel_without_a_controller_keeps_what_was_measured_and_reports_what_it
     wait_until(lambda: sum(map(fleet.measured, fleet.nodes)) >= known + 2, "the workers go on")
     measured = sum(map(fleet.measured, ("h1", "h2")))
     fleet.link("h3", "down")
-    done = fleet.drive("cancel")
-    assert done.wait() == 0, done.out
-    assert "no controller was driving it" in done.out
-    assert "stopped 2 workers on h1, h2" in done.out
-    assert "! h3: workers may be left; they end after 15 minutes without work: " in done.out
+    said = fleet.cancel()
+    assert "no controller was driving it" in said
+    assert "stopped 2 workers on h1, h2" in said
+    assert "! h3: workers may be left; they end after 15 minutes without work: " in said
     with fleet.ledger() as ledger:
         assert ledger.state == "cancelled"
         assert ledger.counts().tuned >= measured, "the results that the workers measured alone were read"
     fleet.mend("h3")
     fleet.release(until="resumed")
-    assert fleet.resume().code == 0
+    fleet.resume()
     fleet.check_books(n)
-    again = fleet.drive("cancel")
-    assert again.wait() == 0
-    assert "no worker ran on h1, h2, h3" in again.out
+    assert "no worker ran on h1, h2, h3" in fleet.cancel()
 
 
 def test_an_older_controller_is_shut_out_by_the_epoch(fleet: Fleet) -> None:
@@ -144,11 +139,11 @@ def test_an_older_controller_is_shut_out_by_the_epoch(fleet: Fleet) -> None:
     fleet.copy_ledger(ledger)
     fleet.runs = fleet.root / "other"
     second = fleet.drive()
-    assert first.wait() == 2, first.out
+    first.ends_with(2)
     assert f"a younger controller took run {run} over" in first.out
     before = [p.read_bytes() for p in (here.ledger, here.config)]
     fleet.release()
-    assert second.wait() == 0, second.out
+    second.ends_with(0)
     fleet.check_books(n)
     assert set(fleet.starts().values()) == {1}, "attempts of the first controller were found, not repeated"
     assert [p.read_bytes() for p in (here.ledger, here.config)] == before, "the first changes nothing more"
@@ -162,9 +157,7 @@ def test_a_node_is_drained_while_the_run_goes_on(fleet: Fleet) -> None:
     wait_until(lambda: fleet.of("h1", ev.NodeDraining), "it drains")
     wait_until(lambda: not list(fleet.folder("h1").glob("inbox/*.json")), "its inbox is empty")
     began = len(fleet.of("h1", ev.AttemptStarted))
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert len(fleet.of("h1", ev.AttemptStarted)) == began, "it took nothing more"
     assert fleet.tuned_by()["h1"] >= 1
 
@@ -177,9 +170,7 @@ def test_a_node_is_added_while_the_run_goes_on(make_fleet: Callable[..., Fleet])
     shutil.copy(fleet.inventory(), fleet.paths.inventory)
     leave_request(fleet.paths.requests, "join")
     wait_until(lambda: fleet.at_work("h3"), "it has work")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert fleet.tuned_by()["h3"]
     assert "h3 joins" in run.out
 
@@ -205,9 +196,7 @@ def test_an_occupied_node_is_waited_for_or_left_out(fleet: Fleet, busy: str) -> 
     facts.unlink()
     if busy == "wait":
         wait_until(lambda: fleet.at_work("h1"), "it has work")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert bool(fleet.tuned_by()["h1"]) is (busy == "wait")
     assert doings(fleet)[1:] == ([("h1", "free")] if busy == "wait" else [])
 
@@ -220,7 +209,7 @@ def test_a_lock_that_its_worker_cannot_open_occupies_a_node(make_fleet: Callable
         (fleet.root / "start" / "h1" / device).mkdir(parents=True)
     n = fleet.shapes(groups=6)
     run = fleet.start(busy=busy)
-    assert run.wait() == 0, run.out
+    run.ends_with(0)
     fleet.check_books(n)
     assert doings(fleet) == [("h1", "share" if busy == "share" else "skip")]
     assert "start/h1/" in run.out
@@ -237,12 +226,11 @@ def test_a_run_that_only_waits_ends_at_once(make_fleet: Callable[..., Fleet]) ->
     n = fleet.shapes(groups=4)
     run = fleet.start()
     wait_until(lambda: doings(fleet), "it waits")
-    assert fleet.drive("cancel").wait() == 0
-    assert run.wait() == 130, run.out
+    fleet.cancel()
+    run.ends_with(130)
     RunConfig.change(fleet.paths.config, busy="share")
     done = fleet.resume()
-    assert done.code == 0, done.out
-    assert "h1 ran beside other jobs" in done.out
+    assert "h1 was shared (--busy share)" in done.out
     fleet.check_books(n)
     assert [(s["node"], s["with"]) for s in fleet.provenance()["shared"]] == [("h1", "container theirs (job:1)")]
 

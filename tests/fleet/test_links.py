@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from orchestrator import events as ev
-from tests.fleet.kit import Fleet
+from tests.fleet.kit import Controller, Fleet
 from tests.fleet.link import REFUSALS
 from tests.waiting import wait_until
 
@@ -21,9 +21,9 @@ def joins(fleet: Fleet, node: str) -> int:
     return len(fleet.of(node, ev.NodeJoined))
 
 
-def check_once(fleet: Fleet, n: int) -> None:
-    """All is tuned, no node was given up, and nothing was begun twice."""
-    fleet.check_books(n)
+def check_once(fleet: Fleet, run: Controller, n: int) -> None:
+    """The run tunes all, no node was given up, and nothing was begun twice."""
+    fleet.finish(run, n)
     assert not fleet.journal(ev.NodeLost)
     assert set(fleet.starts().values()) == {1}
 
@@ -36,9 +36,7 @@ def test_a_cut_connection_costs_nothing(fleet: Fleet) -> None:
         wait_until(lambda node=node: troubles(fleet, node), "it is noticed")  # type: ignore[misc]
         fleet.mend(node)
     wait_until(lambda: joins(fleet, "h1") == joins(fleet, "h2") == 2, "both are there again")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    check_once(fleet, n)
+    check_once(fleet, run, n)
 
 
 @pytest.mark.parametrize("state", ["down", "stalled"])
@@ -55,9 +53,7 @@ def test_what_a_node_measures_while_nobody_hears_it_counts(fleet: Fleet, state: 
     assert fleet.tuned_by()["h3"] == heard
     fleet.mend("h3")
     wait_until(lambda: fleet.tuned_by()["h3"] >= heard + 2, "the results that it measured alone are read")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    check_once(fleet, n)
+    check_once(fleet, run, n)
     if state == "stalled":
         assert "no word for" in fleet.of("h3", ev.NodeTroubled)[0].detail
 
@@ -67,9 +63,7 @@ def test_a_node_that_stops_answering_is_given_up_and_the_others_do_its_work(flee
     run = fleet.begun(4, lost_after_s=0.5)
     fleet.power_off("h1")
     wait_until(lambda: fleet.of("h1", ev.NodeLost), "it is given up")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert [r.node for r in fleet.journal(ev.NodeLost)] == ["h1"]
     assert "workers may be left behind on h1" in run.out
     lost = next(t for t, r in fleet.journaled(ev.NodeLost) if r.node == "h1")
@@ -82,7 +76,6 @@ def test_a_node_that_cannot_be_reached_costs_itself_only(fleet: Fleet, state: st
     n = fleet.shapes(groups=9)
     fleet.link("h2", state)
     done = fleet.tune()
-    assert done.code == 0, done.out
     fleet.check_books(n)
     assert "h2" not in fleet.tuned_by()
     assert REFUSALS[state][1] in done.out
@@ -95,9 +88,7 @@ def test_a_node_that_is_another_or_lets_us_in_no_more_is_given_up(fleet: Fleet, 
     fleet.link("h1", state)
     wait_until(lambda: fleet.of("h1", ev.NodeLost), "it is given up")
     fleet.power_off("h1")  # nobody else could end its workers
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     (lost,) = fleet.journal(ev.NodeLost)
     assert lost.node == "h1"
     assert REFUSALS[state][1] in lost.detail
@@ -110,9 +101,7 @@ def test_a_node_that_was_given_up_comes_back_and_works(fleet: Fleet) -> None:
     wait_until(lambda: fleet.of("h2", ev.NodeLost), "it is given up")
     fleet.mend("h2")
     wait_until(lambda: joins(fleet, "h2") == 2, "it joined again")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert [r.node for r in fleet.journal(ev.NodeLost)] == ["h2"]
 
 
@@ -122,6 +111,5 @@ def test_a_preparation_that_breaks_off_anywhere_is_begun_anew(make_fleet: Callab
     n = fleet.shapes(groups=4)
     fleet.lose("h1", "run", nth)
     done = fleet.tune()
-    assert done.code == 0, done.out
-    check_once(fleet, n)
+    check_once(fleet, done, n)
     assert troubles(fleet, "h1")

@@ -61,9 +61,7 @@ def test_hostile_lines_change_nothing(fleet: Fleet) -> None:
     for path in (fleet.events("h2"), fleet.folder("h2") / "logs" / "0.log"):
         append(path, *lines)
     wait_until(lambda: bad_lines(fleet).get(("h2", "E"), 0) >= len(lines), "they are read")
-    fleet.release()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
+    fleet.finish(run, n)
     assert bad_lines(fleet).keys() == {("h2", "E")}
     with fleet.ledger() as ledger:
         assert not any(r.kernel_name == "evil" for r in ledger.profile_rows())
@@ -89,7 +87,7 @@ def test_a_results_file_that_is_none_any_more_costs_its_node(fleet: Fleet, how: 
         fleet.link("h2", "cut 0")  # what a stream had open, it reads on
     wait_until(lambda: fleet.of("h2", ev.NodeLost), "it is given up")
     fleet.release()
-    assert run.wait() == 0, run.out
+    run.ends_with(0)
     assert "0.jsonl" in run.out
     fleet.check_books(n)  # no worker is left, also not of the node that was given up
 
@@ -108,7 +106,7 @@ def test_offsets_are_committed_with_what_was_read(fleet: Fleet) -> None:
     for path in fleet.paths.root.glob("ledger.db*"):
         path.unlink()
     before.rename(fleet.paths.ledger)
-    assert fleet.resume().code == 0
+    fleet.resume()
     fleet.check_books(n)
     assert set(fleet.starts().values()) == {1}
 
@@ -126,7 +124,7 @@ def test_a_disk_that_is_full_costs_nothing_but_time(fleet: Fleet) -> None:
     assert run.poll() is None, run.out
     assert fleet.tuned_by()["h2"] <= written
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert run.wait() == 0, run.out
+    run.ends_with(0)
     fleet.check_books(n)
     assert {end.outcome.value for end in fleet.journal(ev.AttemptEnded)} <= {"done", "disk_full"}
     assert all("disk" in q.why for q in fleet.journal(ev.Quarantine))

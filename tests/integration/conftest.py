@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fleetkit import NAMES, USERS, mend, write_inventory
 from tests.integration.heavy import HeavyFleet
-from tests.integration.kit import Bench
+from tests.integration.heavy.bench import NAMES, USERS, NodesBench, mend
 from tests.integration.slurm import SlurmCluster, missing, slurm_cluster
+from tests.kits.fleet import Bench
 from tests.support.kube import Cluster
 
 
@@ -44,10 +44,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
 
 
 @pytest.fixture
-def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> Iterator[Bench]:
+def remote(fleet: HeavyFleet, tmp_path: Path) -> Iterator[NodesBench]:
     """A bench whose inventory is the fleet: a slot a node. The nodes are mended afterwards."""
-    bench = make_bench()
-    write_inventory(bench, fleet)
+    bench = NodesBench(tmp_path, fleet)
     yield bench
     bench.close()
     with ThreadPoolExecutor(len(fleet.nodes)) as pool:

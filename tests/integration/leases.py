@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 
 from orchestrator.events import FailShape, LeaseEnded, NodeExpected, ShapeTuned
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 from tests.waiting import wait_until
 
 

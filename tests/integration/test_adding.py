@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.kit import ROOT, read_csv
+from tests.kits.fleet import read_csv
+from tests.paths import ROOT
 from tests.waiting import PATIENCE_S
 
 PAGE = ROOT / "docs" / "contributing" / "adding.md"

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from orchestrator.paths import RunPaths, list_runs
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 from tests.standins.aiter import Tree, make_tree
 
 pytestmark = pytest.mark.full

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.kit import Bench, read_csv
+from tests.kits.fleet import Bench, read_csv
 from tests.standins.kernels import make_kernels
 from tests.waiting import wait_until
 
@@ -34,8 +34,7 @@ def args(bench: Bench, *more: str) -> list[str]:
 def test_without_named_backends_aiters_triton_gemms_are_measured_where_aiter_is(bench: Bench, has_aiter: bool) -> None:
     root = make_kernels(bench.root / "tree", "new") if has_aiter else bench.root / "none"
     local(bench, f"    aiter: {{root: {root}}}\n")
-    done = bench.run("bench", *args(bench, "--json"))
-    assert done.code == 0, done.err
+    done = bench.run("bench", *args(bench, "--json")).ok()
     told = done.json()
     measured = {r["backend"] for r in told["rows"] if r["status"] in ("ok", "unstable")}
     assert measured == ({"aiter-triton"} if has_aiter else {"torch"})
@@ -78,8 +77,7 @@ def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(benc
 def test_the_plain_method_of_the_guide_is_named_and_gb_a_second_are_shown(bench: Bench) -> None:
     local(bench)
     plain = ("-b", "torch", "--warmup", "2", "--iters", "7")
-    done = bench.run("bench", *args(bench, *plain, "--json"))
-    assert done.code == 0, done.err
+    done = bench.run("bench", *args(bench, *plain, "--json")).ok()
     rows, how = done.json()["rows"], "events, mean of 7 calls after 2"
     assert [(r["timer"], r["samples"] >= 3) for r in rows] == [(how, True)] * 2
     assert {r["timer"] for r in read_csv(bench.paths.root / "bench_runs.csv")} == {how}
@@ -109,8 +107,7 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
     local(bench)
     stacks = {name: venv(bench.root / name) for name in ("golden", "tot")}
     envs = [word for name, python in stacks.items() for word in ("--env", f"{name}={python}")]
-    done = bench.run("bench", *args(bench, "-b", "torch", *envs))
-    assert done.code == 0, done.out + done.err
+    done = bench.run("bench", *args(bench, "-b", "torch", *envs)).ok()
     assert "golden: torch" in done.out
     folder = bench.paths.root
     golden, tot = (

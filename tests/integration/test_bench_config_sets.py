@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.kit import Bench, read_csv
+from tests.kits.fleet import Bench, read_csv
 from tests.standins.triton_tree import make, values
 
 ARCH = "def get_arch():\n    return 90\n"
@@ -66,10 +66,9 @@ def test_a_harmful_default_change_is_rejected_and_a_file_of_one_shape_accepted(b
         w for name, at in (("old", old), ("default", default), ("own", own)) for w in ("--config-set", f"{name}={at}")
     ]
     done = bench.run(
-        "bench", str(bench.shapes_csv), "-i", str(bench.inventory), "-O", "rotate_mb=1", "--timer", "rocprof", *sets,
+        "bench", bench.shapes_csv, "-i", bench.inventory, "-O", "rotate_mb=1", "--timer", "rocprof", *sets,
         "--env", "stack=,TRITON_INTERPRET=1", "--json",
-    )  # fmt: skip
-    assert done.code == 0, done.out + done.err
+    ).ok()  # fmt: skip
     document = done.json()
     assert {r["backend"] for r in document["rows"]} == {"aiter-triton"}
     stacks = [(name, stack["variables"]) for name, stack in document["environments"].items()]
@@ -89,6 +88,5 @@ def test_a_harmful_default_change_is_rejected_and_a_file_of_one_shape_accepted(b
     assert f"rejected: {at}/DEFAULT.json (default file, 2 rows changed, 1 slower, 1 faster)" in words
     assert "N=64 K=64" in words.partition("rejected:")[2].partition(": 20.00 -> 30.00 us, limit 20.60 us")[0]
     assert "separate files would keep the gain of N=32 K=64" in words
-    judged = bench.run("compare", str(folder / "old.csv"), str(folder / "own.csv"))
-    assert judged.code == 0, judged.out
+    judged = bench.run("compare", str(folder / "old.csv"), str(folder / "own.csv")).ok()
     assert f"accepted: {at}/GEMM-A16W16-N=32-K=64.json (1 row changed, 0 slower, 1 faster)" in judged.out

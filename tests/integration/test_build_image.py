@@ -6,13 +6,13 @@ import io
 import tarfile
 from pathlib import Path
 
-from tests.integration.fleetkit import ON_NODES
 from tests.integration.heavy import HeavyFleet
-from tests.integration.kit import Bench
+from tests.integration.heavy.bench import on_nodes
+from tests.kits.fleet import Bench
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from tests.unit.tables.test_db_export import table
 
-pytestmark = ON_NODES
+pytestmark = on_nodes()
 IMAGE = "test/aiter-files:1"
 
 
@@ -34,16 +34,15 @@ def test_the_image_of_a_node_is_read(remote: Bench, fleet: HeavyFleet, tmp_path:
         rows = {"M": 1, "kernelName": ASM}, {"M": 2, "kernelName": CK}, {"M": 3, "kernelName": CK2}
         good = table(tmp_path / "good.csv", *rows)
         asked = ["--family", "a4w4_blockscale", "--build", IMAGE, "-i", str(remote.inventory)]
-        found = remote.run_plain("db", "check", str(good), *asked, "--json")
-        assert found.code == 0, found.out + found.err
+        found = remote.run_plain("db", "check", good, *asked, "--json").ok()
         assert found.json()["tables"][0]["build"] == {"loads": 2, "rebuild": 1}
         bad = table(tmp_path / "bad.csv", *rows, {"M": 4, "kernelName": CK + "x"})
-        refused = remote.run_plain("db", "export", str(bad), *asked, "--gfx", "gfx950", "--cu-num", "256")
+        refused = remote.run_plain("db", "export", bad, *asked, "--gfx", "gfx950", "--cu-num", "256")
         assert (refused.code, refused.out) == (1, "")
         assert f"1 of 4 rows cannot be loaded by {IMAGE}" in refused.err
         assert node.containers() == []
     finally:
         node.sh(f"docker image rm {IMAGE}")
-    gone = remote.run_plain("db", "check", str(good), *asked)
+    gone = remote.run_plain("db", "check", good, *asked)
     assert gone.code == 2
     assert f"--build {IMAGE}: is not a folder here" in gone.err

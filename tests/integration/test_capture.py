@@ -13,8 +13,8 @@ import pytest
 from orchestrator.families import get_family
 from orchestrator.shapes.reader import read_shapes
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
-from tests.integration.kit import ROOT, Bench
-from tests.support.command import command
+from tests.kits.fleet import Bench, command
+from tests.paths import ROOT
 from tests.waiting import PATIENCE_S
 
 LINE = (
@@ -88,12 +88,11 @@ def test_a_workload_that_fails_and_one_that_is_not_there(
 ) -> None:
     monkeypatch.chdir(bench.root)
     monkeypatch.setenv("PYTHONPATH", str(bench.root))
-    done = command("shapes", "capture", "--family", "a4w4_blockscale", "--", sys.executable, str(work), "fail")
+    done = command("shapes", "capture", "--family", "a4w4_blockscale", "--", sys.executable, work, "fail")
     assert done.code == 1, done.err
     assert "which ended with code 3" in done.out
     assert shapes(bench.root / "captured.csv", "a4w4_blockscale") == [16, 32]
-    again = command("shapes", "capture", "--", sys.executable, str(work))
-    assert (again.code, "exists; name another file" in again.err) == (2, True)
+    command("shapes", "capture", "--", sys.executable, work).failed_with(2, "exists; name another file")
     none = command("shapes", "capture", "-o", "x.csv", "--", "/no/such/program")
     assert none.code == 2
     assert "/no/such/program: cannot be started" in none.err
@@ -101,15 +100,14 @@ def test_a_workload_that_fails_and_one_that_is_not_there(
 
 def test_on_a_node(bench: Bench, work: Path) -> None:
     bench.inventory.write_text(f"nodes:\n  here: {{gpus: 0, workdir: {bench.workdir}, python: {sys.executable}}}\n")
-    done = bench.run_plain(
-        "shapes", "capture", "--node", "here", "-i", str(bench.inventory), "-o", str(bench.root / "m.csv"), "--family",
-        "a4w4_blockscale", "--", "env", f"PYTHONPATH={bench.root}", sys.executable, str(work),
-    )  # fmt: skip
-    assert done.code == 0, done.out + done.err
+    bench.run_plain(
+        "shapes", "capture", "--node", "here", "-i", bench.inventory, "-o", bench.root / "m.csv", "--family",
+        "a4w4_blockscale", "--", "env", f"PYTHONPATH={bench.root}", sys.executable, work,
+    ).ok()  # fmt: skip
     assert shapes(bench.root / "m.csv", "a4w4_blockscale") == [16, 32]
     assert os.listdir(bench.workdir) == []
-    wrong = bench.run_plain("shapes", "capture", "--node", "no", "-i", str(bench.inventory), "--", "true")
-    assert (wrong.code, "has no node 'no'" in wrong.err) == (2, True)
+    wrong = bench.run_plain("shapes", "capture", "--node", "no", "-i", bench.inventory, "--", "true")
+    wrong.failed_with(2, "has no node 'no'")
 
 
 @pytest.mark.system
@@ -128,7 +126,7 @@ def test_in_a_container_of_a_node(bench: Bench, monkeypatch: pytest.MonkeyPatch)
                 f"nodes:\n  {node.name}: {{}}\n"
             )
             done = bench.run_plain(
-                "shapes", "capture", "--node", node.name, "-i", str(bench.inventory), "-o",
+                "shapes", "capture", "--node", node.name, "-i", bench.inventory, "-o",
                 str(bench.root / f"m{i}.csv"), "--json", "--", *words,
             )  # fmt: skip
             assert done.code == 1, done.out + done.err

@@ -16,7 +16,8 @@ from orchestrator.paths import list_runs
 from tests.integration.heavy import why_not
 from tests.integration.heavy.fleet import LABEL
 from tests.integration.heavy.outer import Outer
-from tests.integration.kit import ROOT, read_csv
+from tests.kits.fleet import read_csv
+from tests.paths import ROOT
 from tests.waiting import PATIENCE_S
 
 ARGV = [sys.executable, "-m", "tests.integration.demo", "--runs"]

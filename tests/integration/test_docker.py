@@ -182,7 +182,7 @@ def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Deploy) -> None:
     for _ in range(4):
         s.engine.stop(kill=True)
         s.wait("ended", "ended")
-        assert s.engine.list()[0].why == "killed by SIGKILL"
+        assert s.engine.list()[0].how_it_ended == "killed by SIGKILL"
         s.engine.start(["0"])
     assert len(s.containers("label=gemmfleet.slot=0")) == 1 + 3
 

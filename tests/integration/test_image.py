@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fleetkit import ON_NODES
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode
-from tests.support.command import Done, command
+from tests.integration.heavy.bench import on_nodes
+from tests.kits.fleet import Done, command
 from tests.waiting import wait_until
 
 DAEMON = Path("/usr/lib/git-core/git-daemon")
 pytestmark = [
-    *ON_NODES, pytest.mark.soak, pytest.mark.skipif(not (shutil.which("git") and DAEMON.exists()), reason="no git"),
+    *on_nodes(), pytest.mark.soak, pytest.mark.skipif(not (shutil.which("git") and DAEMON.exists()), reason="no git"),
 ]  # fmt: skip
 
 SETUP = """
@@ -81,8 +81,7 @@ def test_built_on_a_node(tmp_path: Path, fleet: HeavyFleet) -> None:
     try:
         look = ["git", "ls-remote", f"git://{fleet.gateway}:{port}/aiter"]
         wait_until(lambda: subprocess.run(look, capture_output=True, env=os.environ).returncode == 0, "git serves")
-        done = build("v1")
-        assert done.code == 0, done.out + done.err
+        done = build("v1").ok()
         assert f"[{node.name}] built test/aiter:1: sha256:" in done.out
         python = "import aiter; print(aiter.VERSION, aiter.__file__, open('/opt/aiter/built').read())"
         run = "docker run --rm --network none --user 1234:1234 test/aiter:1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,8 +37,7 @@ def test_an_empty_variable_of_make_is_named() -> None:
 
 def test_annotations_travel_with_the_run(bench: Bench) -> None:
     bench.shapes_csv.write_text("model,m,n,k\nllama,1,32,64\n,2,32,64\n")
-    done = bench.tune()
-    assert done.code == 0, done.out + done.err
+    done = bench.tune().ok()
     assert "note: read the columns m as M, n as N, k as K" in done.out
     (run,) = bench.runs.iterdir()
     rows = (run / "annotations.csv").read_text().splitlines()

@@ -16,8 +16,7 @@ from typing import Any
 
 from orchestrator.events import NodeJoined, Resumed, Send
 from orchestrator.paths import RunPaths
-from tests.integration.fleetkit import finish
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 from tests.paths import TEST_DATA
 from tests.waiting import wait_until
 
@@ -37,12 +36,11 @@ def test_a_run_of_03_is_shown_resumed_with_its_living_worker_and_retried(bench: 
 
     resume = bench.start("resume", RUN)
     wait_until(lambda: len(bench.journal(NodeJoined)) > 1 or resume.poll() is not None, "the node joins again")
-    assert resume.poll() is None, finish(resume)
+    assert resume.poll() is None, bench.finish(resume)
     assert [resumed.epoch for resumed in bench.journal(Resumed)] == [1, 2]
     assert bench.workers() == {"0": worker}, "the worker of 0.3 does not live any more"
     bench.release()
-    out = finish(resume)
-    assert resume.returncode == 1, out
+    out = bench.finish(resume, 1)
     assert "4 tuned, 1 failed" in out, out
     bench.check_books(tuned=4, failed={"2x16x64": "no_candidate"})
     assert codes_of_workers(bench) == [CODE_OF_03, CODE_OF_03]

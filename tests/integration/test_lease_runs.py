@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing
+from tests.kits.fleet import Bench
 from tests.support.kube import Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -142,17 +142,16 @@ def pool(request: pytest.FixtureRequest, bench: Bench, monkeypatch: pytest.Monke
 
 def test_a_run_takes_a_lease_and_gives_it_back(pool: RunBench) -> None:
     n = pool.bench.shapes(groups=6)
-    done = pool.bench.tune()
-    assert done.code == 0, done.out + done.err
+    pool.bench.tune().ok()
     pool.bench.check_books(tuned=n, failed={})
     wait_until(lambda: not pool.left(), "nothing is left in the queue")
     assert pool.bench.processes() == []
     home = pool.bench.root / "home"
     home.mkdir()
     pool.patch.setenv("HOME", str(home))
-    asked = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory))
+    asked = pool.bench.run_plain("nodes", "check", "-i", pool.bench.inventory)
     assert "\npool: " in asked.out, "what the scheduler would do"
-    checked = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory), "--lease", "--json")
+    checked = pool.bench.run_plain("nodes", "check", "-i", pool.bench.inventory, "--lease", "--json")
     of_pool, machine = checked.json()["nodes"]
     assert (checked.code, of_pool["name"], machine["name"]) == (0, "pool", "pool"), checked.err
     assert machine["facts"] != of_pool["facts"], "the machine itself was looked at"

@@ -19,10 +19,11 @@ from orchestrator.errors import UnreachableError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.transport.base import connected
 from orchestrator.transport.ssh import SshTransport
-from tests.integration.fleetkit import ON_NODES, by_node
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet
-from tests.integration.kit import ROOT, Bench
+from tests.integration.heavy.bench import NodesBench, on_nodes
 from tests.integration.sshd import SSHD, Sshd, light_fleet, plain_login
+from tests.kits.fleet import Bench
+from tests.paths import ROOT
 from tests.waiting import PATIENCE_S, wait_until
 
 EXAMPLE = (ROOT / "inventories" / "mi355x.example.yaml").read_text()
@@ -72,8 +73,7 @@ def test_a_plain_user_and_a_limited_key_are_enough_for_processes(bench: Bench) -
             f"nodes:\n  n1: {{host: {node.address}, workdir: '~/work'}}\n"
         )
         n = bench.shapes(groups=6)
-        done = bench.tune()
-        assert done.code == 0, done.out + done.err
+        bench.tune().ok()
         assert bench.tuned() == n
         check_forwarding(SshTransport("n1", node.address, port=node.port, config=fleet.config))
 
@@ -117,7 +117,7 @@ def test_your_agent_stays_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestContainers:
-    pytestmark = ON_NODES
+    pytestmark = on_nodes()
 
     @pytest.fixture
     def limited(self, fleet: HeavyFleet) -> Iterator[None]:
@@ -131,14 +131,13 @@ class TestContainers:
             node.sh(f"sed -i 's|^{given} ||' {files}")
 
     def test_the_group_docker_and_a_limited_key_are_enough(
-        self, fleet: HeavyFleet, remote: Bench, limited: None
+        self, fleet: HeavyFleet, remote: NodesBench, limited: None
     ) -> None:
-        assert remote.run_plain("nodes", "check", "-i", str(remote.inventory)).code == 0
+        assert remote.run_plain("nodes", "check", "-i", remote.inventory).code == 0
         n = remote.shapes(groups=18)
-        done = remote.tune(seconds=0.1)
-        assert done.code == 0, done.out + done.err
+        remote.tune(seconds=0.1).ok()
         remote.check_books(n)
-        assert set(by_node(remote)) == {"h1", "h2", "h3"}
+        assert set(remote.tuned_by_node()) == {"h1", "h2", "h3"}
         node = fleet.nodes[1]
         assert node.user == "tuner"
         check_forwarding(SshTransport("h2", "h2", config=fleet.folder / "ssh_config", connect_timeout=PATIENCE_S))

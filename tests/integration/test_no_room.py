@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 from tests.waiting import PATIENCE_S, wait_until
 
 MAY = subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
@@ -63,8 +63,7 @@ def test_a_full_disk_of_the_controller_loses_nothing(bench: Bench) -> None:
         out, _ = run.communicate(timeout=PATIENCE_S)
         assert (run.returncode, "full" in out or "space" in out, "Traceback" in out) == (2, True, False), out
         filler.unlink()
-        done = bench.run("resume")
-        assert done.code == 0, done.out + done.err
+        bench.run("resume").ok()
         bench.check_books(tuned=n, failed={})
     finally:
         bench.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.integration.kit import Bench, read_csv
+from tests.kits.fleet import Bench, read_csv
 
 SHAPES, NOISY = 30, range(1, 11)
 HEAD = "M,kernelName,kernelId,splitK,us,errRatio,libtype\n"
@@ -25,22 +25,19 @@ def test_noisy_winners_are_measured_again_held_back_and_queued_by_retry(bench: B
     assert bench.tune(more=[*options, "--db", str(table)]).code == 0
 
     record(recording, 44.0, 20.0)
-    done = bench.tune(more=options)
-    assert done.code == 0, done.out + done.err
+    done = bench.tune(more=options).ok()
     assert "10 winners are noisy" in done.out
     assert re.search(r"measure again: .* retry .*--noisy", done.out)
     stories = [bench.run("explain", f"{m}x64x128").out for m in NOISY]
     assert any("measured twice" in story for story in stories), "within a tenth of the run's time"
-    merged = bench.run_plain("db", "merge", str(bench.paths.root), "--into", str(table))
-    assert merged.code == 0, merged.err
+    bench.run_plain("db", "merge", bench.paths.root, "--into", table).ok()
     assert {r["us"] for r in read_csv(table)[:10]} == {"30.0"}, "20 us is faster, the upper bound of 44 us is not"
 
     record(recording, 21.0, 20.0)
-    again = bench.run("retry", "--noisy")
-    assert again.code == 0, again.out + again.err
+    again = bench.run("retry", "--noisy").ok()
     assert "trying 10 noisy winners again" in again.out
     assert "not to be trusted" not in again.out
     bench.check_books(tuned=SHAPES, failed={})
     assert "no winner is noisy" in bench.run("retry", "--noisy").out
-    assert bench.run_plain("db", "merge", str(bench.paths.root), "--into", str(table)).code == 0
+    assert bench.run_plain("db", "merge", bench.paths.root, "--into", table).code == 0
     assert {r["us"] for r in read_csv(table)[:10]} == {"20.0"}

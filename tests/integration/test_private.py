@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.integration.fleetkit import begun, finish_released
-from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
-from tests.integration.kit import Bench
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode
+from tests.integration.heavy.bench import NodesBench, on_nodes
 
-pytestmark = [
-    pytest.mark.xdist_group("private"), pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]  # fmt: skip
+pytestmark = on_nodes("private")
 IMAGE, MOUNT, SECRET = "private-registry/private-worker:7", "/opt/private mount", "private value"
 RESULTS = "/data/private results"
 
@@ -28,8 +26,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
 
 
 @pytest.fixture
-def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = make_bench()
+def remote(fleet: HeavyFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodesBench]:
+    bench = NodesBench(tmp_path, fleet)
     for name, value in (("GF_IMAGE", IMAGE), ("GF_MOUNT", MOUNT), ("GF_SECRET", SECRET), ("GF_RESULTS", RESULTS)):
         monkeypatch.setenv(name, value)
     bench.inventory.write_text(
@@ -38,7 +36,8 @@ def remote(fleet: HeavyFleet, make_bench: Callable[..., Bench], monkeypatch: pyt
         "  results: '${env:GF_RESULTS}/r'\n"
         "  docker: {pull: never, volumes: ['${env:GF_MOUNT}:/given:ro', '/opt:/plain']}\nnodes:\n  h1: {}\n"
     )
-    return bench
+    yield bench
+    bench.close()
 
 
 def told(folder: str, node: HeavyNode | None = None) -> str:
@@ -48,10 +47,10 @@ def told(folder: str, node: HeavyNode | None = None) -> str:
     return done.stdout.decode()
 
 
-def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -> None:
+def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: NodesBench) -> None:
     (node,) = fleet.nodes
     n = remote.shapes(groups=16)
-    run = begun(remote, 2)
+    run = remote.begun(2)
     name = f"gemmfleet-{remote.paths.run}-h1-0"
     folder = f"/home/tuner/.gemmfleet/{remote.paths.run}/h1"
     assert told(folder, node) == told(str(remote.paths.root)) == ""
@@ -68,9 +67,8 @@ def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -
     # a person on the node needs no value either
     by_hand = node.sh(f"cd {folder} && sh tune.sh probe </dev/null && sh launch.sh start </dev/null", user="tuner")
     assert "gfx" in by_hand
-    out = finish_released(fleet, remote, run)
-    assert run.returncode == 0, out
-    assert "private" not in out
+    remote.release()
+    assert "private" not in remote.finish(run)
     remote.check_books(tuned=n, failed={})
     assert told(str(remote.paths.root)) == ""
     # the node's rows stay there, and belong to who logged in

@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from orchestrator.report.collector import Collector
 from orchestrator.report.page import fit, render_page, write_report
 from tests.integration.browser import Browser, chromium, missing
-from tests.support.report_kit import simulated_run
+from tests.kits.results import simulated_run
 from tests.unit.report.test_report_page import HOSTILE
 
 pytestmark = [

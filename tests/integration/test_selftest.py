@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.results import selftest_trial
-from tests.integration.kit import Bench
 from tests.integration.test_verify import table as verified_table
+from tests.kits.fleet import Bench
 from tests.standins.aiter import make_tree
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -62,7 +62,7 @@ def outcomes(document: dict[str, Any]) -> dict[int, str]:
 
 def whole(bench: Bench, date: str, monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, Any]]:
     inventory, bundle = planted(bench, date, monkeypatch), bench.root / "bundle.tar.gz"
-    done = bench.run("selftest", "-i", str(inventory), "-o", str(bundle), "--json")
+    done = bench.run("selftest", "-i", inventory, "-o", bundle, "--json")
     assert done.code == 1, done.err
     rows = {row["number"]: row for row in done.json()["statements"]}
     assert [n for n, row in rows.items() if row["outcome"] == "could not be tried"] == list(NO_GPU)
@@ -142,15 +142,14 @@ def test_a_command_that_takes_too_long_is_ended_and_leaves_nothing(
 
 def test_a_bundle_that_exists_and_a_node_that_cannot_be_used(bench: Bench) -> None:
     bundle = bench.root / "bundle.tar.gz"
-    done = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bundle), "--json")
+    done = bench.run("selftest", "-i", bench.inventory, "-o", bundle, "--json")
     assert done.code == 3, done.err
     assert set(outcomes(done.json()).values()) == {"could not be tried"}
     assert "gpus: [0, 1], but 0 were found" in done.json()["statements"][0]["detail"]
-    again = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bundle))
-    assert (again.code, "exists already: name another file" in again.err) == (2, True)
-    nowhere = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bench.root / "none" / "b.tar.gz"))
-    assert (nowhere.code, "its folder does not exist" in nowhere.err) == (2, True)
-    told = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bench.root / "b.tar.gz"))
+    bench.run("selftest", "-i", bench.inventory, "-o", bundle).failed_with(2, "exists already: name another file")
+    nowhere = bench.run("selftest", "-i", bench.inventory, "-o", bench.root / "none" / "b.tar.gz")
+    nowhere.failed_with(2, "its folder does not exist")
+    told = bench.run("selftest", "-i", bench.inventory, "-o", bench.root / "b.tar.gz")
     assert told.out.count("gpus: [0, 1], but 0 were found") < told.out.count("as above")
 
 
@@ -159,7 +158,7 @@ def test_a_variable_that_is_not_set_is_told_before_anything_is_written(bench: Be
     for words in (
         ["selftest", "-o", str(bench.root / "b.tar.gz")], ["verify", "--table", str(verified_table(bench, 64))],
     ):  # fmt: skip
-        done = bench.run(*words, "-i", str(bench.inventory))
+        done = bench.run(*words, "-i", bench.inventory)
         assert (done.code, done.out) == (2, ""), done.err
         says = (
             f"{bench.inventory}:3: node a: env.PROXY refers to ${{env:NOT_SET_HERE}}, and NOT_SET_HERE is not set here"

@@ -20,10 +20,9 @@ from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths, run_lock
 from orchestrator.report.live import PageServer
 from tests.integration.browser import chromium, missing
+from tests.kits.fleet import command
+from tests.kits.results import empty_run, fill_ledger, plan_with_faults, simulated_run
 from tests.simulator.simulator import Simulator
-from tests.support import report_kit as kit
-from tests.support.command import command
-from tests.support.report_kit import empty_run, simulated_run
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,21 +101,18 @@ def test_idle_connections_without_the_key_shut_nobody_out(tmp_path: Path) -> Non
 
 def test_what_cannot_be_served_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, _ = empty_run(tmp_path, 3)
-    unknown = command("report", "--live", "2027", "--runs", str(tmp_path))
-    assert (unknown.code, "there is no run '2027'" in unknown.err) == (2, True)
+    command("report", "--live", "2027", "--runs", tmp_path).failed_with(2, "there is no run '2027'")
     with serving(paths) as server:
         port = server.url.split(":")[2].partition("/")[0]
-        taken = command("report", "--live", "--port", port, "--runs", str(tmp_path))
-        assert (taken.code, f"port {port} of this machine cannot be used" in taken.err) == (2, True)
+        taken = command("report", "--live", "--port", port, "--runs", tmp_path)
+        taken.failed_with(2, f"port {port} of this machine cannot be used")
     paths.ledger.write_bytes(b"no ledger")
-    broken = command("report", "--live", "--runs", str(tmp_path))
-    assert (broken.code, "is damaged, or not a ledger" in broken.err) == (2, True)
+    command("report", "--live", "--runs", tmp_path).failed_with(2, "is damaged, or not a ledger")
     with pytest.raises(LedgerError):
         PageServer(paths).run()
     paths, _ = empty_run(tmp_path / "good", 3)
     monkeypatch.setitem(sys.modules, "orchestrator.report.live", None)
-    without = command("report", "--live", "--runs", str(tmp_path / "good"))
-    assert (without.code, "pip install '.[live]'" in without.err) == (2, True)
+    command("report", "--live", "--runs", tmp_path / "good").failed_with(2, "pip install '.[live]'")
 
 
 def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:
@@ -140,7 +136,7 @@ def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(missing()), reason=missing() or "there is one")
 def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
     paths, asked = empty_run(tmp_path, 48)
-    simulator = Simulator(kit.plan(48))
+    simulator = Simulator(plan_with_faults(48))
     simulator.run()
     half = len(simulator.journal) // 2
     with Ledger.open(paths.ledger) as ledger, serving(paths) as server, chromium() as browser:
@@ -152,13 +148,13 @@ def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
             browser.run("document.querySelector('[data-field=TFLOPS]').click(); window.same = true")
             with ledger.transaction():
                 ledger.set_meta("state", "running")
-            kit.fill(ledger, simulator.journal[:half], asked)
+            fill_ledger(ledger, simulator.journal[:half], asked)
             tuned = ledger.counts().tuned
             browser.until(lambda: f"{tuned} tuned" in browser.text("#sentences"), "the page has what was tuned")
             assert (browser.text("#state"), browser.text("#live")) == ("running", "live")
             assert browser.run("return document.querySelectorAll('#chart-fleet path.k-done').length") > 0
             assert browser.run("return document.querySelector('[aria-sort=descending]').textContent") == "TFLOPS"
-            kit.fill(ledger, simulator.journal[half:], asked)
+            fill_ledger(ledger, simulator.journal[half:], asked)
             with ledger.transaction():
                 ledger.set_meta("state", "finished")
         browser.until(lambda: browser.text("#state") == "finished", "the page says that it is over")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.heavy.gpu import a_gpu, gpu_says
-from tests.integration.kit import Bench
 from tests.integration.sshd import light_fleet
+from tests.kits.fleet import Bench
 from tests.waiting import PATIENCE_S, wait_until
 
 

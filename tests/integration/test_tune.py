@@ -9,15 +9,13 @@ import signal
 import subprocess
 
 from orchestrator.ledger.writer import Ledger
-from tests.integration.fleetkit import begun, finish, joined
-from tests.integration.kit import Bench, read_csv
+from tests.kits.fleet import Bench, read_csv
 from tests.waiting import PATIENCE_S, wait_until
 
 
 def test_every_shape_is_tuned_and_all_that_looks_at_a_run_says_so(bench: Bench) -> None:
     n = bench.shapes(groups=3, per_group=2)
-    done = bench.tune()
-    assert done.code == 0, done.out + done.err
+    done = bench.tune().ok()
     bench.check_books(tuned=n, failed={})
     header = bench.paths.tuned.read_text().splitlines()[0].split(",")
     assert header[:5] == ["gfx", "cu_num", "M", "N", "K"]
@@ -52,7 +50,7 @@ def test_every_shape_is_tuned_and_all_that_looks_at_a_run_says_so(bench: Bench) 
 
 def test_following_the_log_tells_that_the_controller_died(bench: Bench) -> None:
     bench.shapes(groups=3)
-    run = begun(bench, 1)
+    run = bench.begun(1)
     follower = bench.start("logs", "--follow")
     assert follower.stdout is not None
     assert "shape " in follower.stdout.readline() + follower.stdout.readline() + follower.stdout.readline()
@@ -76,8 +74,7 @@ def test_a_run_whose_folder_is_removed_ends_with_one_error(bench: Bench) -> None
 def test_plan_touches_nothing(bench: Bench) -> None:
     bench.shapes(groups=4, per_group=3)
     before = sorted(p for p in bench.root.rglob("*"))
-    done = bench.run("tune", *bench.tune_args(more=["--plan"]))
-    assert done.code == 0
+    done = bench.run("tune", *bench.tune_args(more=["--plan"])).ok()
     assert "N=16" in done.out
     assert "no node was probed; nothing was started" in done.out
     plan = bench.run("tune", *bench.tune_args(more=["--plan", "--json"])).json()
@@ -88,7 +85,7 @@ def test_plan_touches_nothing(bench: Bench) -> None:
 def test_what_is_rendered_is_what_a_run_deploys(bench: Bench) -> None:
     bench.shapes(groups=2)
     to = bench.root / "scripts"
-    done = bench.run("tune", *bench.tune_args(more=["--render", str(to)]))
+    done = bench.run("tune", *bench.tune_args(more=["--render", to]))
     assert (done.code, bench.runs.exists(), bench.workdir.exists()) == (0, False, False), done.err
     assert f"written: {to}/here: follow.sh, launch.sh, node.json, tune.sh" in done.out
     rendered = {p.name: (p.read_text(), p.stat().st_mode) for p in (to / "here").iterdir() if p.is_file()}
@@ -108,11 +105,10 @@ def test_lists_of_two_families_are_two_runs_of_one_command(bench: Bench) -> None
     planned = bench.run("tune", *options, "--plan", "--json").json()
     assert [(p["family"], p["todo"]) for p in planned["runs"]] == [("a8w8_blockscale", 3), ("fmoe", 1)]
     assert (planned["exit_code"], bench.runs.exists()) == (0, False)
-    rendered = bench.run("tune", *options, "--render", str(bench.root / "out"), "--json").json()
+    rendered = bench.run("tune", *options, "--render", bench.root / "out", "--json").json()
     assert list(rendered["nodes"]) == ["a8w8_blockscale/here", "fmoe/here"]
 
-    done = bench.run("tune", *options)
-    assert done.code == 0, done.out + done.err
+    done = bench.run("tune", *options).ok()
     first, second = (p.parent for p in sorted(bench.runs.glob("*/run.yaml"), key=lambda p: p.stat().st_mtime_ns))
     summary = done.out.splitlines()[-2:]
     assert re.match(rf"a8w8_blockscale: run {first.name} finished: 3 of 3 shapes tuned; next: .*{first}", summary[0])
@@ -173,15 +169,13 @@ def test_a_finished_run_leaves_its_nodes_alone_and_cancel_stops_a_worker_that_ca
 def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     n = bench.shapes(groups=3)
     db = bench.root / "db.csv"
-    first = bench.tune(more=["--db", str(db)])
-    assert first.code == 0
+    bench.tune(more=["--db", str(db)]).ok()
     assert len(read_csv(db)) == n
     bench.shapes(groups=4)
-    second = bench.run("tune", *bench.tune_args(more=["--db", str(db), "--json"]))
+    second = bench.run("tune", *bench.tune_args(more=["--db", db, "--json"]))
     assert second.json()["shapes"] == {"total": 4, "tuned": 1, "skipped": 3, "failed": 0, "running": 0, "pending": 0}
     before = db.read_bytes()
-    third = bench.tune(more=["--db", str(db)])
-    assert third.code == 0
+    third = bench.tune(more=["--db", str(db)]).ok()
     assert "4 skipped" in third.out
     assert not bench.folder().exists(), "where all is skipped no node is started"
 
@@ -208,25 +202,24 @@ def test_nodes_join_and_leave_a_run_while_it_goes_on_and_not_afterwards(bench: B
     out = f"  out: {{gpus: [3], workdir: {bench.workdir}}}\n  here:\n    labels: [mine]\n"
     alone = bench.inventory.read_text().replace("  here:\n", out)
     bench.inventory.write_text(alone)
-    run = begun(bench, 1, more=["--limit", "mine"])
+    run = bench.begun(1, more=["--limit", "mine"])
     bench.inventory.write_text(
         f"{alone}  far: {{gpus: [4], workdir: {bench.workdir}}}\n"
         f"  too: {{gpus: [2], labels: [mine], workdir: {bench.workdir}}}\n"
     )
-    added = bench.run("nodes add", "-i", str(bench.inventory))
+    added = bench.run("nodes add", "-i", bench.inventory)
     said = f"joining run {bench.paths.run}: too\nnot in the run's --limit mine: far\n"
     assert (added.code, added.out) == (0, said), added.err
-    wait_until(lambda: joined(bench, "too", 0.0), "it joins")
+    wait_until(lambda: bench.has_joined("too"), "it joins")
     unknown, drained = bench.run("nodes drain", "no"), bench.run("nodes drain", "here")
     assert (unknown.code, "has no node 'no' (there: here, too)" in unknown.err) == (2, True)
     assert (drained.code, drained.out) == (0, "here finishes its running groups and gets no more\n")
     bench.release()
-    said = finish(run)
+    said = bench.finish(run)
     assert "here drains by request" in said
     assert "too joins" in said
     assert "out joins" not in said
     assert "far joins" not in said
-    assert run.returncode == 0
     bench.check_books(tuned=n, failed={})
     before = bench.paths.inventory.read_bytes()
     bench.inventory.write_text(alone)
@@ -239,8 +232,7 @@ def test_nodes_join_and_leave_a_run_while_it_goes_on_and_not_afterwards(bench: B
 
 def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:
     n = bench.shapes(groups=4)
-    done = bench.run("tune", *bench.tune_args([bench.held(2)], more=["--detach"]))
-    assert done.code == 0
+    done = bench.run("tune", *bench.tune_args([bench.held(2)], more=["--detach"])).ok()
     assert done.out.strip() == bench.paths.run
     busy = bench.run("resume")
     assert busy.code == 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.paths import RunConfig
-from tests.integration.kit import Bench
+from tests.kits.fleet import Bench
 from tests.standins.aiter import Tree, make_tree
 from tests.standins.kernels import make_kernels
 
@@ -47,8 +47,7 @@ def test_every_slot_proves_its_share(bench: Bench, monkeypatch: pytest.MonkeyPat
         (folder / "properties").write_text(text)
     monkeypatch.setenv("GEMMFLEET_SYS", str(bench.root / "sys"))
     node(bench, "newest", gpus="[0, 1]")
-    done = bench.run("verify", "-v", "-i", str(bench.inventory), "--table", str(table(bench, 64, 128, 192)), "--json")
-    assert done.code == 0, done.out + done.err
+    done = bench.run("verify", "-v", "-i", bench.inventory, "--table", table(bench, 64, 128, 192), "--json").ok()
     rows = done.json()["nodes"][0]["rows"]
     assert [(r["M"], r["verdict"], r["selected"]) for r in rows] == [(m, "ok", True) for m in ("64", "128", "192")]
     for slot in "01":
@@ -66,31 +65,28 @@ def test_a_run_is_verified_on_its_own_nodes(bench: Bench) -> None:
     config = RunConfig(run=run.name, created=0.0, argv=[], version="0", family="a4w4_blockscale", tuner="aiter",
         shapes="s.csv", shapes_sha256="", inventory="i.yaml", limit=None, db=None, retune=False)  # fmt: skip
     config.write(run / "run.yaml")
-    missing = bench.run("verify", run.name)
-    assert (missing.code, "has no inventory" in missing.err) == (2, True)
+    bench.run("verify", run.name).failed_with(2, "has no inventory")
     (run / "inventory.yaml").write_bytes(bench.inventory.read_bytes())
-    done = bench.run("verify", run.name[:12])
-    assert done.code == 0, done.out + done.err
+    done = bench.run("verify", run.name[:12]).ok()
     assert "here: 1 of 1 row proven (AITER of unknown version in /" in done.out
-    alone = bench.run("verify", "--table", str(rows))
-    assert (alone.code, "-i INV" in alone.err) == (2, True)
+    bench.run("verify", "--table", rows).failed_with(2, "-i INV")
 
 
 def test_wrong_rows_are_named_and_those_of_another_chip_or_tuner_are_refused(bench: Bench) -> None:
     node(bench, "newest", {"shapes": [{"when": {"M": 128}, "kernels": "all", "do": "wrong"}]})
-    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, 128)), "--json")
+    done = bench.run("verify", "-i", bench.inventory, "--table", table(bench, 64, 128), "--json")
     assert done.code == 1
     rows = {r["M"]: r for r in done.json()["nodes"][0]["rows"]}
     assert (rows["64"]["verdict"], rows["128"]["verdict"]) == ("ok", "mismatch")
     assert "err_ratio" in rows["128"]["why"]
-    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, cu_num=80)))
+    done = bench.run("verify", "-i", bench.inventory, "--table", table(bench, 64, cu_num=80))
     assert done.code == 1
     for words in ("0 of 1 row proven", "64x512x1024: not used by the lookup, not run"):
         assert words in done.out
     path = table(bench, 64)
     path.write_text(path.read_text() + "gfx950,256,65,512,1024,0,0,5.0,torch_lut256_t2,9.9,8.8,0.0\n")
-    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(path))
-    assert (done.code, f"{path}:3: torch_lut256_t2 is a kernel of gemmfleet's" in done.err) == (2, True)
+    done = bench.run("verify", "-i", bench.inventory, "--table", path)
+    done.failed_with(2, f"{path}:3: torch_lut256_t2 is a kernel of gemmfleet's")
 
 
 def operators(bench: Bench, tree: Tree) -> None:
@@ -103,22 +99,21 @@ def operators(bench: Bench, tree: Tree) -> None:
 
 def test_an_aiter_without_run_config_runs_the_operator_itself_and_says_so(bench: Bench) -> None:
     operators(bench, node(bench, "runbook"))
-    rows = str(table(bench, 64, 128))
-    done = bench.run("verify", "-i", str(bench.inventory), "--table", rows)
-    assert done.code == 0, done.out + done.err
+    rows = table(bench, 64, 128)
+    done = bench.run("verify", "-i", bench.inventory, "--table", rows).ok()
     assert "here: 2 of 2 rows proven" in done.out
     assert "; ran the operator itself: this AITER has no --run_config (it came on 2026-04-14))" in done.out
     assert not list(bench.workdir.iterdir()), "the node folder is gone"
     text = bench.inventory.read_text()
     for fault, verdict, why in (("segv", "error", "SIGSEGV"), ("wrong", "mismatch", "of its elements are off")):
         bench.inventory.write_text(text.replace("env: {", f"env: {{STANDIN_FAULT: 'gemm_a4w4-64:{fault}', "))
-        done = bench.run("verify", "-i", str(bench.inventory), "--table", rows, "--json")
+        done = bench.run("verify", "-i", bench.inventory, "--table", rows, "--json")
         assert done.code == 1, done.out + done.err
         bad, good = done.json()["nodes"][0]["rows"]
         assert (bad["verdict"], why in bad["why"], bad["us"]) == (verdict, True, None)
         assert (good["verdict"], good["selected"], good["us"] > 0) == ("ok", True, True)
     bench.inventory.write_text(text)
-    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, cu_num=80)))
+    done = bench.run("verify", "-i", bench.inventory, "--table", table(bench, 64, cu_num=80))
     assert (done.code, "64x512x1024: not used by the lookup, ok" in done.out) == (1, True), done.out
 
 
@@ -126,7 +121,7 @@ def test_an_aiter_without_run_config_runs_the_operator_itself_and_says_so(bench:
 def test_an_aiter_that_cannot_be_imported_is_one_line(bench: Bench, date: str) -> None:
     tree = node(bench, date)
     (tree.root / "aiter/__init__.py").write_text("import nothing_built\n")
-    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, 128)))
+    done = bench.run("verify", "-i", bench.inventory, "--table", table(bench, 64, 128))
     fault = f"the AITER in {tree.root} cannot be imported: ModuleNotFoundError: No module named 'nothing_built'"
     assert (done.code, done.out) == (3, "")
     assert done.err == f"error: no node could verify: here: {fault}\n"
@@ -140,5 +135,5 @@ def test_an_image_that_cannot(bench: Bench) -> None:
         (moe, 3, "this AITER has no --run_config (it came on 2026-04-14), and bench has no inputs for fmoe"),
         (table(bench), 2, "has no row"),
     ):
-        done = bench.run("verify", "-i", str(bench.inventory), "--table", str(path))
+        done = bench.run("verify", "-i", bench.inventory, "--table", path)
         assert (done.code, words in done.err) == (code, True), done.err

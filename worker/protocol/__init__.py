@@ -13,11 +13,11 @@ from worker.protocol.candidates import (
     identity,
     is_wanted,
 )
+from worker.protocol.hardware import HOT_C, hardware_evidence
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
     FIELDS,
-    HOT_C,
     LOST_BEATS,
     MAX_RECORD_BYTES,
     OUTCOMES,
@@ -27,7 +27,6 @@ from worker.protocol.records import (
     ProtocolError,
     Row,
     checked_row,
-    hardware_evidence,
     is_wrong,
     parse_record,
     record,

@@ -1,4 +1,4 @@
-"""Records of a worker and their checks, the form of a node's stream, and the fields of a measured row.
+"""Records of a worker and their checks, the frames of a node's stream, and the fields of a measured row.
 
 A record is a line of events/<slot>.jsonl: the agent makes it (`record`), `worker follow` streams it, the controller
 reads it (`parse_record`). RECORDS has the fields of each type. A row is the value `row` of a record; the worker's check
@@ -40,7 +40,7 @@ def first_faults(faults: list[str], limit: int = 20) -> list[str]:
 
 
 def type_faults(raw: Mapping[str, Any], types: Mapping[str, tuple[type, ...]], required: Sequence[str]) -> list[str]:
-    """Unknown and missing fields, and those of another type; no field is a truth value."""
+    """Unknown and missing fields, and those of another type. A bool is refused everywhere, also as a number."""
     faults = [f"unknown field {name!r}" for name in raw if name not in types]
     faults += [f"missing field {name!r}" for name in required if name not in raw]
     for name, legal in types.items():
@@ -80,7 +80,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
 }
 
 # Optional fields of a record. conditions: a reading of worker/conditions.py, taken before the first and after the last
-# shape of an attempt, and after a timed canary. For the end of a shape (see worker/protocol/spec.py):
+# shape of an attempt, and after a timed canary. For the end of a shape (see worker/protocol/candidates.py):
 #   candidate      the winner's identity
 #   withheld       blocked candidates: they were not measured because they faulted, in this attempt or earlier
 #   withheld_more  how many more there are
@@ -146,10 +146,13 @@ def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> d
 # The stream of a node (worker follow): frames, each a header line and `length` bytes.
 #   E <slot> <offset> <length>\n<bytes>     bytes of events/<slot>.jsonl
 #   L <slot> <offset> <length>\n<bytes>     bytes of logs/<slot>.log
-#   B <length>\n<json>                      a beat: {"t":..., "epoch":..., "stop": word or null, "error": text if any,
-#                                           "slots": {slot: {"alive": bool, "age": s or null,
-#                                           "waits": owner of the device that it waits for, if it does;
-#                                                    or path, owner and error of a lock that it cannot open}}}
+#   B <length>\n<json>                      a beat, with these fields:
+#     t, epoch, stop          epoch seconds; the epoch that the node obeys; the word in control/stop, or null
+#     error                   what is wrong with files of the stream, if anything is
+#     held                    attempts that wait or are claimed; left out while records are still to be sent
+#     slots                   {slot: {"alive": bool, "age": seconds since its last sign of life, or null, "waits": ...}}
+#                             waits: RUN/NODE of the worker that holds the device which the slot's worker waits for, or
+#                             "/PATH of OWNER (ERROR)" of a lock that it cannot open; absent if it does not wait
 BEAT_S = 2.0
 """Seconds between beats."""
 LOST_BEATS = 3
@@ -250,30 +253,3 @@ def _is_of_kind(value: Any, kind: type) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, kind)
-
-
-HOT_C = 100.0
-"""A GPU is said to be hot from here on."""
-
-
-def hardware_evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Evidence of a hardware fault from the readings before and after an attempt, or "":
-    `uncorrectable hardware errors rose during the attempt: umc +2`.
-
-    A counter that fell was reset, and does not count.
-    """
-    if any(before.get(name) != after.get(name) for name in ("id", "pci")):
-        return ""  # another GPU
-    counts_before = before.get("errors", {}).get("uncorrectable", {})
-    rises = {}
-    for block, count in after.get("errors", {}).get("uncorrectable", {}).items():
-        rise = count - counts_before.get(block, 0)
-        if rise > 0:
-            rises[block] = rise
-    if not counts_before or not rises:
-        return ""
-    total = rises.pop("total", 0)
-    blocks = ", ".join(f"{block} +{rise}" for block, rise in sorted(rises.items())) or f"+{total}"
-    age = float(before.get("age_s", 0.0))
-    when = f" or the {age:.0f} s before it" if age >= 1.0 else ""
-    return f"uncorrectable hardware errors rose during the attempt{when}: {blocks}"

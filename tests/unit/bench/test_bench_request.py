@@ -20,8 +20,8 @@ from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, redacted
+from tests.kits.results import A8W8, DEVICE, Run, row
 from tests.support.config_tree import tree, values
-from tests.support.ledger_kit import A8W8, DEVICE, Run, row
 from worker.families import BATCHED
 from worker.protocol import record
 from worker.protocol.bench import BenchOptions, Side, parse_backends

@@ -31,8 +31,8 @@ from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.model import State
 from orchestrator.results.run_end import RunEnd
+from tests.kits.fleet import command as run
 from tests.paths import ROOT
-from tests.support.command import command as run
 from tests.waiting import PATIENCE_S
 
 BIN = Path(sys.executable).parent

@@ -14,12 +14,12 @@ import pytest
 import typer.main
 
 from orchestrator.cli.app import app, load_command
+from tests.kits.fleet import Done, command
+from tests.kits.results import simulated_run
 from tests.support.aiterbuild import A4W4, CK, checkout, line, text
 from tests.support.aiterbuild import tree as aiter_tree
-from tests.support.command import Done, command
 from tests.support.config_tree import tree as config_tree
 from tests.support.config_tree import values, winners
-from tests.support.report_kit import simulated_run
 from worker.families import FAMILIES
 
 RUN = "20260921-140640-5a5a"

@@ -19,7 +19,7 @@ from orchestrator.ledger.reader import Counts
 from orchestrator.machines.node_check import NodeReport
 from orchestrator.paths import RunPaths
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
-from tests.support.command import command
+from tests.kits.fleet import command
 from worker.text import byte_words, tail
 from worker.text import clean as worker_clean
 

@@ -36,9 +36,9 @@ from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape
 from orchestrator.tables.merge_input import open_sources
 from orchestrator.tables.mixing import check_db
+from tests.kits.results import Run, ended, started
+from tests.kits.results import row as said
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
-from tests.support.ledger_kit import Run, ended, started
-from tests.support.ledger_kit import row as said
 from worker.triton_configs.config_file import parse_config_file
 from worker.triton_configs.resolve import CONFIGS, TRITON, bucket_for
 from worker.triton_configs.tree_files import place_winners

@@ -10,8 +10,7 @@ import pytest
 from orchestrator.events import Send, StopAsked, WorkAdded
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.paths import RunConfig, RunPaths, list_runs
-from tests.support.books import records
-from tests.support.command import Done, command
+from tests.kits.fleet import Done, command, records
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 ROWS = [(m, n, 512, calls) for n in (512, 1024) for m, calls in ((1, 10_000), (16, 500), (256, 20), (4096, 1))]
@@ -58,8 +57,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_what_wins_most_is_tuned_first_and_the_rest_is_left_out_until_the_limit_is_raised(bench: Bench) -> None:
-    done = bench.tune("--by-value", "--until-gain", "60%", "--json")
-    assert done.code == 0, done.err
+    done = bench.tune("--by-value", "--until-gain", "60%", "--json").ok()
     value = done.json()["value"]
     assert (value["share_of_expected"] >= 0.6, value["guessed_us"]) == (True, 0)
     with bench.ledger() as ledger:
@@ -78,8 +76,7 @@ def test_what_wins_most_is_tuned_first_and_the_rest_is_left_out_until_the_limit_
     assert bench.run(*resume).code == 0
     with bench.ledger() as ledger:
         assert [s.id for s in ledger.shapes("skipped")] == [s.id for s in left], "the limit is still reached"
-    more = bench.run(*resume, "--until-gain", "1")
-    assert more.code == 0, more.err
+    more = bench.run(*resume, "--until-gain", "1").ok()
     assert RunConfig.read(bench.paths.config).until_gain == 1.0
     assert "of the workload's GEMM time" in more.out
     with bench.ledger() as ledger:

@@ -17,7 +17,7 @@ from orchestrator.controller import leased_nodes
 from orchestrator.controller.context import Timeouts
 from orchestrator.controller.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, MadeNode, Pool, leases_wanted
 from orchestrator.controller.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
-from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
 from orchestrator.leases import holder, poller
 from orchestrator.leases.lease import EndCause, Lease
@@ -205,7 +205,7 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
     start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("orchestrator.controller.nodes.time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr("orchestrator.controller.node_registry.time", SimpleNamespace(time=lambda: clock.now))
     nodes = start()
     node = nodes.node()
     nodes.registry.record_up(node, 1)

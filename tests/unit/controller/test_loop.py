@@ -26,14 +26,14 @@ from orchestrator.paths import RunConfig, RunPaths, leave_request
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.view.header import RunHeader
 from orchestrator.view.live import LiveStatus
-from tests.support.ledger_kit import A8W8, DEVICE, ROW, BadNotes, shapes
+from tests.kits.results import A8W8, DEVICE, ROW, BadNotes, shapes
 from worker.protocol import Spec, record
 
 TIMEOUTS = Timeouts(tick=0.01, view=0.01, never_up=0.05, starting=0.05, grace=0.1, shutdown=5.0)
 
 
 class NodeInMemory:
-    """A driver (controller/node.py) whose one worker answers each spec at once, through `post`."""
+    """A driver (controller/node_driver.py) whose one worker answers each spec at once, through `post`."""
 
     node = "a"
     slots = ("0",)
@@ -98,7 +98,7 @@ class NodeInMemory:
     def close(self, until: float) -> None: ...
     def hang_up(self) -> None: ...
     def take_back(self, session: int, name: object) -> None: ...
-    def bring_home(self) -> None: ...
+    def fetch_reproductions(self) -> None: ...
     def keep_results(self) -> None: ...
     def tidy(self) -> None: ...
 

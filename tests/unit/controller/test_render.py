@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import command
+from tests.kits.fleet import command
 from worker.protocol import Spec, SpecShape
 
 INVENTORY = """\
@@ -59,8 +59,7 @@ def test_every_node_that_can_be_known_is_rendered_without_a_question(there: Path
 
 
 def test_a_rendered_folder_runs_by_hand(there: Path) -> None:
-    done = command("tune", "s.csv", "-i", "inv.yaml", "--render", "out", "--limit", "here", "--tuner", "replay")
-    assert done.code == 0
+    command("tune", "s.csv", "-i", "inv.yaml", "--render", "out", "--limit", "here", "--tuner", "replay").ok()
     folder = there / "out/here"
     shapes = (SpecShape(1, {"M": 16, "N": 64, "K": 64}),)
     spec = Spec("hand-1", "r", 0, group="g", family="a16w16", tuner="replay", shapes=shapes)

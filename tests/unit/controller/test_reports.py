@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import loop, nodes
+from orchestrator.controller import loop
 from orchestrator.controller.context import Timeouts
+from orchestrator.controller.deployed_node import DeployedNode
 from orchestrator.controller.drive import drive
 from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, Message, NodeTakenOver, NodeUp, read_frames
-from orchestrator.controller.node import DeployedNode, NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.controller.node_reports import NodeReports
-from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.request import RunRequest
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.transport.local import LocalTransport
-from orchestrator.view.status import RunStatus
+from tests.kits.results import BadNotes
 from tests.support.policy_rig import Rig
 from tests.waiting import wait_until
 from worker.protocol import ProtocolError
@@ -89,14 +89,6 @@ def test_an_epoch_of_thousands_of_digits_is_a_younger_controller_too(tmp_path: P
     assert said == [NodeTakenOver("a", 10**18 - 1)]
 
 
-class Nobody:
-    """A watcher who looks away."""
-
-    def update(self, status: RunStatus) -> None: ...
-
-    def note(self, text: str, *, bad: bool = False) -> None: ...
-
-
 def test_turns_that_have_no_time_leave_their_messages_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,27 +99,7 @@ def test_turns_that_have_no_time_leave_their_messages_to_the_next(
     shapes.write_text("M,N,K\n" + "".join(f"{m},{n},512\n" for m in (16, 32) for n in range(64, 64 * 13, 64)))
     request = RunRequest(shapes, tmp_path / "runs", inventory, "a16w16", options={"seconds_per_shape": 0.0})
     paths = prepare(request).create()
-    assert drive(paths, Nobody(), handle_signals=False) == "finished"
+    assert drive(paths, BadNotes(), handle_signals=False) == "finished"
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         assert (ledger.counts().tuned, reconcile(ledger)) == (24, [])
         assert ledger.query("SELECT * FROM offsets WHERE bad > 0") == []
-
-
-def test_nodes_are_given_up_when_their_time_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that says nothing has longer than one that fails, and an image that is pulled costs no patience."""
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: clock.now))
-    registry = NodeRegistry(Timeouts(starting=60.0, never_up=20.0, lost=90.0))
-    for node in ("quiet", "broken", "pulls", "was up"):
-        driver: Any = SimpleNamespace(node=node, start=lambda: None)
-        registry.start(driver)
-    registry.record_trouble("broken", "no image")
-    registry.record_up("was up", 1)
-    registry.record_trouble("was up", "the stream ended")
-    given_up = []
-    for _ in range(20):
-        clock.now += 10
-        registry.record_progress("pulls", "pulling: 1 of 20 GB")
-        given_up += [(node, clock.now - 1000) for node, _ in registry.give_up()]
-    assert given_up == [("broken", 30), ("quiet", 70), ("was up", 100)]
-    assert (registry.is_hopeless, registry.coming) == (False, {"pulls"})

@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.controller.runs import remove_run
 from orchestrator.paths import list_runs
-from tests.support.command import command
-from tests.support.report_kit import simulated_run
+from tests.kits.fleet import command
+from tests.kits.results import simulated_run
 
 
 def test_a_run_whose_removal_was_killed_is_no_run_and_the_next_prune_removes_the_rest(

@@ -22,10 +22,10 @@ from orchestrator.paths import RunConfig
 from orchestrator.reasons import Reason
 from orchestrator.results.export import make_provenance, write_profile
 from orchestrator.results.run_results import RunResults
+from tests.kits.fleet import records
+from tests.kits.results import A8W8, DEVICE, ROW, BadNotes, Run, blocked, ended, row, shapes, started, tuned
 from tests.simulator.simulator import Simulator
-from tests.support.books import records
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
-from tests.support.ledger_kit import A8W8, DEVICE, ROW, BadNotes, Run, blocked, ended, row, shapes, started, tuned
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from orchestrator.ledger import database
 from orchestrator.ledger.database import VERSION
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
-from tests.support.ledger_kit import BadNotes, Run
-from tests.support.report_kit import simulated_run
+from tests.kits.results import BadNotes, Run, simulated_run
 
 
 def test_a_ledger_is_created_once_and_opened_again(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from orchestrator import events as ev
 from orchestrator.ledger.ingest import Ingest, split_lines
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
-from tests.support.ledger_kit import DEVICE, Run, blocked, ended, row, started
+from tests.kits.results import DEVICE, Run, blocked, ended, row, started
 from tests.support.marks import drawn
 from worker.protocol import MAX_RECORD_BYTES, RECORDS, ProtocolError, parse_record, record
 

@@ -25,7 +25,7 @@ from orchestrator.machines.node_files import node_files
 from orchestrator.machines.node_link import engine_of, transport_of
 from orchestrator.machines.node_plan import NodePlan, plan_nodes
 from orchestrator.transport.ssh import SshTransport
-from tests.support.workernode import node as worker_node
+from tests.kits.worker import node as worker_node
 from worker.device import SLOTS_ON_CORES, pin
 from worker.protocol import CPUS
 

@@ -20,7 +20,7 @@ from orchestrator.machines.facts import load_facts, save_facts
 from orchestrator.machines.node_check import COLUMNS, check_node, compare, unreachable
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
-from tests.support.health_kit import unfold
+from tests.standins.sysfs import unfold
 from worker.agent.locks import DeviceLock
 from worker.protocol import LOCKS_ENV
 

@@ -25,10 +25,10 @@ from orchestrator.machines.check_script import ARGV, read_facts, script
 from orchestrator.machines.facts import Container, Gpu, NodeFacts, load_facts, save_facts
 from orchestrator.machines.gpu_names import gpus_with_two_names, refuse_one_gpu_twice
 from orchestrator.machines.node_check import check_node, check_nodes
-from orchestrator.machines.occupancy import closed_lock, occupants, occupants_text, what_we_do
+from orchestrator.machines.occupancy import closed_lock_occupant, occupants, occupants_text, what_we_do
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
-from tests.support.health_kit import put, unfold
+from tests.standins.sysfs import put, unfold
 from worker.protocol import LOCKS_ENV
 
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
@@ -99,7 +99,9 @@ def test_a_closed_lock_occupies_its_device_and_nobody_waits_for_it(tmp_path: Pat
         with pytest.raises(LeftOutError, match="gpu-1") if mode == "wait" else nullcontext():
             admission(threading.Event(), lambda *said: reports.append(said))
     assert [doing for doing, _ in reports] == ["skip", "share"]
-    admission.decide((closed_lock(f"{folder}/gpu-1 of bob (Is a directory)"),), lambda *said: reports.append(said))
+    admission.decide(
+        (closed_lock_occupant(f"{folder}/gpu-1 of bob (Is a directory)"),), lambda *said: reports.append(said)
+    )
     assert len(reports) == 2, "a worker says it again"
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to("/none")

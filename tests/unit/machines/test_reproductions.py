@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.machines.node_folder import MAX_FILE, bring_home, unpack
+from orchestrator.machines.node_folder import MAX_FILE, fetch_reproductions, unpack
 from orchestrator.transport.local import LocalTransport
 
 NAME = "g0001-1/repro/a4w4-32-512-1024-2-0"
@@ -31,10 +31,10 @@ def test_from_a_node_folder(tmp_path: Path) -> None:
     for name in (GOOD, f"attempts/{NAME}/untuned.csv", "attempts/g0002-1/aiter-1/x"):
         (node / name).parent.mkdir(parents=True, exist_ok=True)
         (node / name).write_text("text")
-    found = bring_home(LocalTransport("n"), str(node), home)
+    found = fetch_reproductions(LocalTransport("n"), str(node), home)
     assert sorted(found) == [home / NAME / "reproduce.sh", home / NAME / "untuned.csv"]
     assert [p.stat().st_mode & 0o777 for p in sorted(found)] == [0o700, 0o600]
-    assert bring_home(LocalTransport("n"), str(tmp_path / "none"), home) == []
+    assert fetch_reproductions(LocalTransport("n"), str(tmp_path / "none"), home) == []
 
 
 def test_what_is_not_one_is_passed_over_and_what_is_cut_off_gives_what_was_whole(tmp_path: Path) -> None:

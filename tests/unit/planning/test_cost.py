@@ -19,7 +19,7 @@ from orchestrator.planning.cost import DOES_NOT_FIT_S, CostModel, CostSample
 from orchestrator.planning.estimate import FinishedGroups, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import make_plan
 from orchestrator.shapes.model import Shape
-from tests.support.ledger_kit import A8W8, Run, ended
+from tests.kits.results import A8W8, Run, ended
 from tests.support.marks import drawn
 from worker.families import FAMILIES
 

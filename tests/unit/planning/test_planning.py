@@ -30,9 +30,9 @@ from orchestrator.planning.roofline import (
     value_tiers,
 )
 from orchestrator.shapes.model import Key, Shape
+from tests.kits.fleet import command
+from tests.kits.results import A8W8
 from tests.standins.aiter import make_tree
-from tests.support.command import command
-from tests.support.ledger_kit import A8W8
 
 FLAT = CostModel(setup_s=1.0, shape_s=2.0, flop_s=0.0, weight_s=0.0, source="test")
 STEEP = CostModel(setup_s=0.5, shape_s=0.1, flop_s=1e-6, weight_s=1e-6, source="test")

@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator.events import RECORD_TYPES, CanaryTimed, Event, Tick
 from orchestrator.policy import attempt_changes, node_changes, shape_changes, slot_changes
+from tests.kits.worker import interpreters
 from tests.paths import ROOT
-from tests.support.workernode import REPO, interpreters
 
 ORDER = (
     "ground", "files", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
@@ -193,5 +193,5 @@ def test_it_imports_the_standard_library_only(version: str) -> None:
     python = interpreters().get(version)
     if python is None:
         pytest.skip(f"python{version} is not installed")
-    done = subprocess.run([python, "-S", "-c", IMPORT_ALL], cwd=REPO, capture_output=True, text=True)
+    done = subprocess.run([python, "-S", "-c", IMPORT_ALL], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

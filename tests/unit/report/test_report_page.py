@@ -16,10 +16,9 @@ from orchestrator.report import page
 from orchestrator.report.collector import Collector
 from orchestrator.report.live import changes
 from orchestrator.report.page import embedded, fit, render_page
+from tests.kits.fleet import command
+from tests.kits.results import BEGAN, FP8, MODEL_FAMILY, empty_run, fill_ledger, plan_with_faults, simulated_run
 from tests.simulator.simulator import Simulator
-from tests.support import report_kit as kit
-from tests.support.command import command
-from tests.support.report_kit import empty_run, simulated_run
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--&amp;\u2028\u202eevil\x1b[31m\x00\ud800"
 
@@ -122,12 +121,12 @@ def test_read_as_it_grew_it_is_what_it_is_at_once_and_its_changes_are_small(tmp_
     assert (old["state"], old["counts"]["pending"], old["noise"]["spread"]) == ("planned", 48, {"n": 0})
     assert old["fleet"]["lanes"] == old["failures"] == old["backends"] == old["gpus"] == []
     assert changes(None, old) == {"full": old}
-    simulator = Simulator(kit.plan(48))
+    simulator = Simulator(plan_with_faults(48))
     simulator.run()
     partial = 0
     with Ledger.open(paths.ledger) as ledger:
         for i in range(0, len(simulator.journal), 40):
-            kit.fill(ledger, simulator.journal[i : i + 40], asked)
+            fill_ledger(ledger, simulator.journal[i : i + 40], asked)
             new = growing.document()
             change = changes(old, new)
             assert changed(old, change) == new
@@ -135,7 +134,7 @@ def test_read_as_it_grew_it_is_what_it_is_at_once_and_its_changes_are_small(tmp_
             old = new
         with ledger.transaction():
             ledger.set_meta("state", "finished")
-            ledger.set_meta("ended", kit.BEGAN + simulator.now)
+            ledger.set_meta("ended", BEGAN + simulator.now)
     assert partial > 3
     one, other = growing.document(), Collector(paths).document()
     assert one | {"made": ""} == other | {"made": ""}
@@ -144,12 +143,12 @@ def test_read_as_it_grew_it_is_what_it_is_at_once_and_its_changes_are_small(tmp_
 def test_the_previous_table_by_the_merge_and_by_itself(tmp_path: Path) -> None:
     table = tmp_path / "tuned.csv"
     key = "gfx950,256,1,1280,8192,torch.float8_e4m3fn"
-    table.write_text(",".join(kit.FAMILY.tuned_header) + f"\n{key},ck,7,0,100.0,a8w8_old,1,1,0.0\n")
+    table.write_text(",".join(MODEL_FAMILY.tuned_header) + f"\n{key},ck,7,0,100.0,a8w8_old,1,1,0.0\n")
     paths = simulated_run(tmp_path / "runs", 24, db=str(table))
     at = Collector(paths).document()
     assert (at["earlier"]["n"], column(at, "old_us")[0]) == (1, 100.0)
-    names = ("gfx", "cu_num", *kit.FAMILY.key_names)
-    row = {"action": "replaced", "key": dict(zip(names, ("gfx950", 256, 1, 1280, 8192, kit.FP8), strict=True))}
+    names = ("gfx", "cu_num", *MODEL_FAMILY.key_names)
+    row = {"action": "replaced", "key": dict(zip(names, ("gfx950", 256, 1, 1280, 8192, FP8), strict=True))}
     paths.merge.write_text(json.dumps({"path": "t.csv", "rows": [row | {"old_us": 50.0, "new_us": 6.0}]}))
     merged = Collector(paths).document()
     assert (merged["earlier"]["counts"], column(merged, "old_us")[0]) == ({"replaced": 1}, 50.0)

@@ -25,7 +25,7 @@ from orchestrator.tables.decision import Time, decide, spread_of_noisy
 from orchestrator.tables.merge import merge
 from orchestrator.tables.merge_input import open_sources
 from orchestrator.tables.provenance import read_records
-from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
+from tests.kits.results import A8W8, DEVICE, Run, ended, row, started
 from worker.protocol import FIELDS, record
 
 

@@ -20,7 +20,7 @@ from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge_rows, rows_to_check, write_rows
 from orchestrator.tables.merge_input import open_sources
-from tests.support.ledger_kit import Run, ended, row, started
+from tests.kits.results import Run, ended, row, started
 from worker.protocol import TableKernel, record
 
 A4W4 = "a4w4_blockscale"

@@ -14,8 +14,8 @@ from orchestrator.results import selftest
 from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, try_statements
 from orchestrator.results.selftest_bundle import make_scrubber
 from orchestrator.results.selftest_trial import NodeTrial, NotTriedError, Step
+from tests.kits.fleet import command
 from tests.standins.aiter import make_tree
-from tests.support.command import command
 from worker.aiter_tree.locate import NotATreeError, pick, tree_at
 
 

@@ -29,8 +29,8 @@ from orchestrator.tables.merge import MergeReport, merge, undo
 from orchestrator.tables.merge_input import open_sources
 from orchestrator.tables.newcomers import MergeRow, Newcomer
 from orchestrator.tables.provenance import read_records, records_path
+from tests.kits.results import A8W8
 from tests.paths import ROOT
-from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
 from tests.unit.tables.test_tuned_db import HEADER, line, new, table
 

@@ -25,6 +25,7 @@ from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
 from orchestrator.tables.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check, run_verify
 from orchestrator.tables.checkout import Checkout
+from tests.kits.results import DEVICE, Run, ended, row, started
 from tests.paths import ROOT
 from tests.support import config_tree
 from tests.support.aiterbuild import (
@@ -42,7 +43,6 @@ from tests.support.aiterbuild import (
     show,
     text,
 )
-from tests.support.ledger_kit import DEVICE, Run, ended, row, started
 from worker.protocol import record
 
 MODEL = "aiter/configs/model_configs/llama_a4w4_blockscale_tuned_gemm.csv"

@@ -25,7 +25,7 @@ from orchestrator.shapes.model import Shape
 from orchestrator.tables import merge as merge_module
 from orchestrator.tables.merge import merge
 from orchestrator.tables.table import read_table
-from tests.support.ledger_kit import A8W8
+from tests.kits.results import A8W8
 from tests.support.marks import drawn
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"

@@ -18,16 +18,15 @@ from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.report.collector import Collector
 from orchestrator.view.explain import explain
-from tests.support import report_kit as kit
-from tests.support.ledger_kit import blocked
+from tests.kits.results import BEGAN, MI355X, blocked, empty_run
 
-AT = kit.BEGAN
+AT = BEGAN
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     """A run of three shapes on one node with four slots, without a fault so far."""
-    paths, _ = kit.empty_run(tmp_path, 3)
+    paths, _ = empty_run(tmp_path, 3)
     slots = ("0", "1", "2", "3")
     add(
         paths, ev.WorkAdded("k", ((1,), (2,), (3,)), ((5.0,), (5.0,), (5.0,))), ev.Resumed(1),
@@ -49,7 +48,7 @@ def add_row(paths: RunPaths, shape: int, name: str, libtype: str, status: str = 
     """A row of g0001; the winner's name is ck_1."""
     made = {"us": 5.0 if status == "ok" else -1.0, "kernelName": name, "libtype": libtype, "status": status, **row}
     values = row_values(
-        attempt="g0001", shape=shape, node="n1", slot="0", t=AT, row=made, winner=name == "ck_1", device=kit.DEVICE
+        attempt="g0001", shape=shape, node="n1", slot="0", t=AT, row=made, winner=name == "ck_1", device=MI355X
     )
     with Ledger.open(paths.ledger) as ledger, ledger.transaction():
         ledger.put_rows([values])

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.health_kit import DATA, put, unfold
-from tests.support.workernode import REPO, fault, interpreters, node
+from tests.kits.worker import fault, interpreters, node
+from tests.paths import ROOT
+from tests.standins.sysfs import DATA, put, unfold
 from worker import conditions, device
 
 UMC = "sys/devices/pci0000:00/0000:05:00.0/ras/umc_err_count"
@@ -70,7 +71,7 @@ def test_the_verb_prints_this_machine_as_json_under_every_python() -> None:
     assert here["gpus"] or (here["gfx"].startswith("cpu-") and here["cu_num"] == here["cores"])
     for python in interpreters().values() or [sys.executable]:
         argv = [python, "-m", "worker", "probe", "--json"]
-        text = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert json.loads(text)["gfx"] == here["gfx"]
 
 

@@ -1,12 +1,13 @@
-"""Asks the slot's GPU in a process of its own, because a context of ours must not take memory while AITER measures.
+"""Asks torch about the slot's GPU in a process of its own: a GPU context of the tuner would take memory that AITER
+needs.
 
 The tuner calls `query_device`, which runs `python -m worker.tuners.aiter.device_query facts|canary|times`. That prints
 a line with a mark and one JSON object:
 
-    facts    {"gfx": "gfx950", "cu_num": 256, "device": "...", "torch": "...", "hip": "..."}, as torch has them
-    canary   {"ok": true, "us": 12.5, "detail": "..."}, the torch tuner's
-    times    {"compute_us": 110.0, "memory_us": 250.0}, of the timed canary
-    each     {"absent": REASON} if the image's torch is missing or cannot do it, {"error": TEXT} for a fault
+    facts    {"gfx": "gfx950", "cu_num": 256, "device": "...", "torch": "...", "hip": "..."}
+    canary   {"ok": true, "us": 12.5, "detail": "..."}: a product with a known result, as the torch tuner computes it
+    times    {"compute_us": 110.0, "memory_us": 250.0}: the timed canary, asked for only after the canary
+    each     {"error": TEXT} for a fault; facts and canary {"absent": REASON} if the image's torch cannot answer
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import Any
 from worker import PACKAGE_PARENT
 from worker.process import ask_child
 
-MARK = "GEMMFLEET-ONCHIP "
+MARK = "GEMMFLEET-DEVICE "
 TIMEOUT_S = 240.0
 """An answer may take this many seconds, because the process imports torch."""
 
 
 def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """The answer of a fresh process; `{"error": text}` if it gives none. KeyboardInterrupt ends it."""
+    """The answer of a fresh process; `{"error": text}` if it gives none. All else that it prints is printed here. A
+    KeyboardInterrupt ends the process as well."""
     path = os.pathsep.join(filter(None, (str(PACKAGE_PARENT), env.get("PYTHONPATH", ""))))
     argv = [sys.executable, "-m", "worker.tuners.aiter.device_query", what]
     with tempfile.TemporaryFile() as out:
@@ -49,7 +51,7 @@ def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """gfx, cu_num, device and versions by torch; `absent` if there is no torch or no GPU for it."""
+    """gfx, cu_num, device and versions by torch; `absent` if torch sees no GPU. Raises ImportError without torch."""
     import torch
 
     versions = {"torch": str(torch.__version__), "hip": getattr(torch.version, "hip", None)}
@@ -61,7 +63,7 @@ def facts() -> dict[str, Any]:
 
 
 def canary() -> dict[str, Any]:
-    """ok, us, detail; `absent` if torch is of no use."""
+    """ok, us, detail; `absent` if torch is one without arithmetic, as some images have. Raises ImportError."""
     import torch
 
     if not hasattr(torch, "mm"):
@@ -85,7 +87,9 @@ if __name__ == "__main__":
     try:
         answered = {"facts": facts, "canary": canary, "times": times}[sys.argv[1]]()
     except ImportError as e:
-        answered = {"error" if sys.argv[1] == "times" else "absent": f"no torch: {e}"}
+        # a slot whose canary ran has torch, so that it cannot be absent when the canary is timed
+        kind = "error" if sys.argv[1] == "times" else "absent"
+        answered = {kind: f"no torch: {e}"}
     except Exception as e:  # noqa: BLE001 - whatever the GPU does is the answer
         answered = {"error": f"{type(e).__name__}: {e}"[:1000]}
     print(MARK + json.dumps(answered), flush=True)

@@ -108,6 +108,17 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
+class Finalist:
+    """A contender of the re-rank."""
+
+    timer: Timer
+    first: Measurement
+    """Its measurement so far."""
+    simplicity: tuple[int, ...] = ()
+    """Of contenders that are tied, the one with the lowest wins."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ranking:
     """Result of the re-rank, by the contenders' index."""
 
@@ -211,9 +222,7 @@ def leaders(times: Sequence[Measurement], within: float = 0.10, most: int = 4, s
 
 
 def rerank(
-    timers: Sequence[Timer],
-    found: Sequence[Measurement],
-    simplicity: Sequence[tuple[int, ...]],
+    finalists: Sequence[Finalist],
     rng: random.Random,
     cap_s: float,
     now: Clock = time.perf_counter,
@@ -223,7 +232,7 @@ def rerank(
     again: int = 0,
     today: int | None = None,
 ) -> Ranking:
-    """Measure the contenders again, interleaved, and pick (see `pick`). `found`: their first measurements.
+    """Measure the contenders again, interleaved, and pick (see `pick`).
 
     Each round takes one sample of every contender, in an order drawn anew, after one call of it (the previous run had
     other threads and other data in the cache). Ends at MOST_ROUNDS, when no more rounds can change the choice, or at
@@ -232,14 +241,14 @@ def rerank(
     Sustained: each contender runs SETTLE_S before each sample, and who is clearly behind takes no further part.
     """
     rounds: list[list[float | None]] = []
-    order = list(range(len(timers)))
+    order = list(range(len(finalists)))
     if sustained:
-        calls = [calls_of(SUSTAINED_S, m.us / 1e6) for m in found]
-        calls_before = [calls_of(SETTLE_S, m.us / 1e6) for m in found]
+        calls = [calls_of(SUSTAINED_S, finalist.first.us / 1e6) for finalist in finalists]
+        calls_before = [calls_of(SETTLE_S, finalist.first.us / 1e6) for finalist in finalists]
         least = SUSTAINED_ROUNDS
     else:
-        calls = [m.calls for m in found]
-        calls_before = [1] * len(found)
+        calls = [finalist.first.calls for finalist in finalists]
+        calls_before = [1] * len(finalists)
         least = ROUNDS
     for repeat in range(again + 1):
         start = now()
@@ -247,10 +256,11 @@ def rerank(
         with without_gc():
             while len(rounds) - rounds_before < MOST_ROUNDS:
                 rng.shuffle(order)
-                taken: list[float | None] = [None] * len(timers)
+                taken: list[float | None] = [None] * len(finalists)
                 for i in order:
-                    timers[i](calls_before[i])
-                    taken[i] = timers[i](calls[i]) / calls[i]
+                    timer = finalists[i].timer
+                    timer(calls_before[i])
+                    taken[i] = timer(calls[i]) / calls[i]
                     tick()
                 rounds.append(taken)
                 if sustained and len(rounds) >= CLEAR_ROUNDS:
@@ -258,7 +268,7 @@ def rerank(
                 may_end = now() - start >= cap_s or (repeat == 0 and _decided(rounds, today))
                 if may_end and len(rounds) - rounds_before >= least:
                     break
-        ranking = pick(rounds, simplicity, today)
+        ranking = pick(rounds, [finalist.simplicity for finalist in finalists], today)
         if ranking.margin is None or abs(ranking.margin) >= SMALL_MARGIN:
             break
     return ranking

@@ -57,8 +57,9 @@ MOST_M = 120
 """M that are measured for a file at most, beside those of its searches."""
 ROUNDS = 2
 """Times in a row that ranges are cut and further M measured between them."""
-WINNERS = 1
-"""This many of the fastest configs of a search are the file's."""
+FELLOW = 1.1
+"""Beside the winner of a search the fastest config of each other BLOCK_SIZE_M is the file's, if it takes at most this
+many times as long. Its waves begin at other M, so that between the keys it may be the faster one."""
 LEAST_EXTRA_S = 30.0
 EXTRA_SHARE = 0.3
 """The M beyond the workload's may take this share of the seconds of the searches, or LEAST_EXTRA_S if that is more."""
@@ -68,8 +69,6 @@ PART_LIST = 300
 PART_SEARCH = StopRules(at_least=16, patience=12, at_most=40)
 PAIRED_ROWS = 2
 """The second product is searched at this many BLOCK_SIZE_M, those of the fastest first products."""
-PAIRS = 2
-"""This many of the fastest pairs of a search are the file's."""
 CLEARLY = 0.97
 """An M of the workload is searched itself if a short search finds a config of at most this share of the time."""
 PROMISING = 1.15
@@ -130,6 +129,7 @@ class EngineFile(FileSearch):
     """The search for one config file of an engine; in SGLang it may be two, of which each M gets an entry of both."""
 
     source: EngineSource
+    explores_tiles = True
 
     def __init__(self, context: SearchContext, seeds: EngineSeeds, facts: dict[str, Any]) -> None:
         """`facts`: engine and device, for the records."""
@@ -163,17 +163,19 @@ class EngineFile(FileSearch):
                 is_quiet = label != self.source.searched[0]
                 points.append(self.add_search(self._point(key, label, named), quiet=is_quiet))
             self._searched.add(key)
-            yield BucketSearch(self, f"M={key}", points, {})
+            yield KeySearch(self, f"M={key}", points, {})
 
     def start_shape(self, task: PointTask) -> None:
         """Put the shape in flight in whose name a point is measured."""
         self.put_in_flight(task.shape)
 
     def tune_bucket(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
-        """Search a usual key. Its winners are configs of the file."""
+        """Search a usual key. Its winner and that one's fellows are configs of the file."""
         bucket.search(following)
         for task in bucket.points:
-            self._keep(task.leaders[:WINNERS], task.point.m)
+            if task.leaders:
+                self.seeds.add_winner(task.problem, task.leaders[0])
+            self._keep(task.leaders, task.point.m)
         if self.source.has_pairs(self.context.target):
             self._keep(self._search_pairs(bucket.points[0], following), bucket.points[0].point.m)
 
@@ -184,7 +186,7 @@ class EngineFile(FileSearch):
             self._keys_won.setdefault(config.name, set()).add(m)
 
     def _search_pairs(self, task: PointTask, following: Sequence[ShapeTask]) -> list[TileConfig]:
-        """Search each product of a point for itself, as it runs in a pair, and join the fastest of one BLOCK_SIZE_M.
+        """Search each product of a point for itself, as it runs in a pair, and join the fastest of each BLOCK_SIZE_M.
 
         The first product takes most of the time, so it decides which BLOCK_SIZE_M the second is searched at."""
         up_us = self._search_part(task, "up", (), following)
@@ -196,8 +198,11 @@ class EngineFile(FileSearch):
             for up, down in itertools.product(up_us, down_us)
             if up.number(ROWS) == down.number(ROWS)
         }
-        pairs = sorted(us_of_pair, key=lambda pair: us_of_pair[pair])[:PAIRS]
-        return [tile_config(join_pair(up.values, down.values), self.source.prefix) for up, down in pairs]
+        fastest_of_rows: dict[int, TileConfig] = {}
+        for up, down in sorted(us_of_pair, key=lambda pair: us_of_pair[pair]):
+            pair = tile_config(join_pair(up.values, down.values), self.source.prefix)
+            fastest_of_rows.setdefault(up.number(ROWS), pair)
+        return list(fastest_of_rows.values())
 
     def _search_part(
         self, task: PointTask, part: str, rows: Sequence[int], following: Sequence[ShapeTask]
@@ -258,7 +263,7 @@ class EngineFile(FileSearch):
     def _search(self, m: int) -> None:
         """Search an M of the workload that is no usual key, as those were."""
         points = [self.add_search(self._point(m, label, self.shapes[m]), quiet=True) for label in self.source.searched]
-        self.tune_bucket(BucketSearch(self, f"M={m}", points, {}), [])
+        self.tune_bucket(KeySearch(self, f"M={m}", points, {}), [])
         self._searched.add(m)
 
     def _close_gaps(self) -> None:
@@ -339,6 +344,24 @@ def entry_of_part(config: TileConfig, part: str) -> TileConfig:
 def point_name(config: TileConfig) -> str:
     """The name of a config in points, which is a text of its values."""
     return ConfigTime(dict(config.values), 0.0, 0.0, 0.0).name
+
+
+class KeySearch(BucketSearch):
+    """The search of one M, whose leaders become configs of the file."""
+
+    def choose_finalists(self, task: PointTask, search: ProblemSearch) -> list[int]:
+        """The fastest, then its fellows."""
+        assert task.search is not None
+        candidates: Sequence[Any] = task.search.candidates
+        us = {i: measurement.us for i, measurement in search.measured.items()}
+        fastest: dict[int, int] = {}  # by BLOCK_SIZE_M
+        for i in sorted(us, key=lambda i: us[i]):
+            fastest.setdefault(candidates[i].knobs.block_m, i)
+        most_us = FELLOW * min(us.values())
+        return [i for i in fastest.values() if us[i] <= most_us]
+
+    def configs_to_compare(self, leaders: list[TileConfig], task: PointTask) -> list[TileConfig]:
+        return leaders
 
 
 class FileAtM(BucketSearch):

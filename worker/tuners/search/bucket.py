@@ -29,6 +29,7 @@ from worker.tuners.search.problem_search import ProblemSearch, SearchContext, Sh
 from worker.tuners.search.ranker import CandidateRanker
 from worker.tuners.search.seeds import Seeds
 from worker.tuners.search.source import KernelSource
+from worker.tuners.search.space import best_of_each_tile
 from worker.tuners.search.tile_config import TileConfig
 
 FAST_LIST = 600
@@ -58,6 +59,7 @@ class PointTask:
     problem: Any
     today: TileConfig
     search: ShapeTask | None = None
+    explored: list[int] = field(default_factory=list)  # candidates of the search that come behind the seeds
     leaders: list[TileConfig] = field(default_factory=list)  # what was kept of its search
     times: dict[str, PointTime] = field(default_factory=dict)  # final times by the config's name
     rounds: int = 0
@@ -94,6 +96,8 @@ class FileSearch(ABC):
     """
 
     callers: Sequence[str] = ()  # other operators that configs are measured through
+    explores_tiles = False
+    """True where a search tries one config of each tile, whatever the model says of tiles beside each other."""
 
     def __init__(self, context: SearchContext, source: KernelSource, seeds: Seeds, facts: Mapping[str, Any]) -> None:
         """`facts`: what is the same in all documents."""
@@ -157,6 +161,8 @@ class FileSearch(ABC):
         us = [space.estimate(candidate) for candidate in candidates]
         is_quiet = quiet or not task.point.weight
         task.search = self.context.make_task(task.shape, task.problem, candidates, always, us, quiet=is_quiet)
+        if self.explores_tiles and not fixed:
+            task.explored = best_of_each_tile(candidates, us)
         self._put_first(task, first)
         return task
 
@@ -165,10 +171,11 @@ class FileSearch(ABC):
         return list(dict.fromkeys([task.today, *self.seeds.seeds_of(task.problem)]))
 
     def _put_first(self, task: PointTask, first: Sequence[TileConfig]) -> None:
-        """Have a search begin with these, as far as they are among its candidates."""
+        """Have a search begin with these, as far as they are among its candidates, then with `explored`."""
         assert task.search is not None
         index_of: dict[Any, int] = {candidate: i for i, candidate in enumerate(task.search.candidates)}
-        task.search.ranker.put_first([index_of[config] for config in first if config in index_of])
+        indexes = [index_of[config] for config in first if config in index_of]
+        task.search.ranker.put_first(list(dict.fromkeys([*indexes, *task.explored])))
 
     def start_shape(self, task: PointTask) -> None:
         """Put a point's shape in flight. A point of no shape is measured with the last one in flight."""
@@ -246,14 +253,14 @@ class BucketSearch:
                 self.file.settle_shape(task, None, *search.why_none())
                 continue
             self.file.last_ranker = task.search.ranker
-            finalists = self._finalists(search)
+            finalists = self.choose_finalists(task, search)
             leaders: list[Any] = [task.search.candidates[i] for i in finalists]
             task.leaders = self.configs_to_compare(leaders, task)
             self.add_configs(task)
             if self.alone:
                 self._rank(task, search, set(finalists), task.search)
 
-    def _finalists(self, search: ProblemSearch) -> list[int]:
+    def choose_finalists(self, task: PointTask, search: ProblemSearch) -> list[int]:
         """The leaders of a search. If they go on to other points: exactly FINALISTS, as far as that many are right."""
         leaders = search.leaders()
         if self.alone:

@@ -21,7 +21,7 @@ from typing import Any
 
 from worker.protocol import is_wrong
 from worker.tuners.base import ALIVE_EVERY_S
-from worker.tuners.common.measure import RUNNER_UP, Measurement, SamplingPolicy, Timer, measure, rerank
+from worker.tuners.common.measure import RUNNER_UP, Finalist, Measurement, SamplingPolicy, Timer, measure, rerank
 from worker.tuners.common.problem import UnavailableError, is_fatal, status_of
 from worker.tuners.search.forked_process import now
 from worker.tuners.search.messages import (
@@ -189,10 +189,12 @@ class MeasuringServer:
         start = now()
         indexes = tuple(i for i in command.indexes if i in self._rankable)
         timed = [self._rankable[i] for i in indexes]
+        finalists = [
+            Finalist(t.timer, t.measurement, (*t.loaded.candidate.simplicity, i))
+            for i, t in zip(indexes, timed, strict=True)
+        ]
         ranking = rerank(
-            [t.timer for t in timed],
-            [t.measurement for t in timed],
-            [(*t.loaded.candidate.simplicity, i) for i, t in zip(indexes, timed, strict=True)],
+            finalists,
             random.Random(command.seed),
             command.cap_s,
             tick=self._tick,

@@ -8,7 +8,7 @@ every seed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ LEAST_OTHER_REGISTERS = 32
 """Registers that a lane needs beside the sums."""
 MOST_PROGRAMS = 1 << 18
 """Programs that a launch should have at most."""
+EXPLORED = 2.0
+"""The model's times of two tiles may be off by this factor against each other (block FP8 on an H200: 1.5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,21 @@ class Space:
                 others = [*legal[max(0, place - 1) : place], *legal[place + 1 : place + 2]]
             for value in others:
                 yield tile_config({**values, key: value}, self.prefix)
+
+
+def best_of_each_tile(candidates: Sequence[TileConfig], us: Sequence[float]) -> list[int]:
+    """Indexes of one config for each (BLOCK_SIZE_M, BLOCK_SIZE_N), the one of the least estimate (`us`); without those
+    that would take EXPLORED times as long as the fastest.
+
+    The model is wrong by a factor that many configs of a tile share, which only a measurement of one of them shows.
+    """
+    most_us = EXPLORED * min(us, default=0.0)
+    best: dict[tuple[int, int], int] = {}
+    for i in sorted(range(len(us)), key=lambda i: us[i]):
+        knobs = candidates[i].knobs
+        if us[i] < most_us:
+            best.setdefault((knobs.block_m, knobs.block_n), i)
+    return list(best.values())
 
 
 def launch_identity(problem: Problem, values: Values) -> object:

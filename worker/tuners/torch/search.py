@@ -23,6 +23,7 @@ from worker.tuners.base import Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
     SETTLE_S,
+    Finalist,
     Measurement,
     Ranking,
     SamplingPolicy,
@@ -254,13 +255,14 @@ class Search:
     def _rank(self, contenders: Sequence[Contender]) -> Ranking:
         """Rank the leaders, again if the winner is much slower than at first; the ranking with the fastest winner."""
         rng = random.Random(repr(self._shape.key))
+        finalists = [
+            Finalist(contender.timer, contender.measurement, contender.candidate.simplicity) for contender in contenders
+        ]
         rankings: list[Ranking] = []
         while len(rankings) < TRIES:
             remaining_s = self._began + self._budget - time.perf_counter()
             ranking = rerank(
-                [contender.timer for contender in contenders],
-                [contender.measurement for contender in contenders],
-                [contender.candidate.simplicity for contender in contenders],
+                finalists,
                 rng,
                 max(remaining_s, RERANK * self._budget),
                 tick=self._emit.alive,

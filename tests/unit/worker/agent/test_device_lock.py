@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workernode import RUN, Node, node
+from tests.kits.worker import RUN, Node, node
 from tests.waiting import wait_until
 from worker.agent.follow import Followed, Stream
 from worker.agent.locks import DeviceLock

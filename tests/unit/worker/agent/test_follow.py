@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.workernode import REPO, Node, interpreters, node
+from tests.kits.worker import Node, interpreters, node
+from tests.paths import ROOT
 from tests.waiting import wait_until
 from worker.agent.follow import CHUNK
 
@@ -62,7 +63,7 @@ def following(
     for (kind, slot), offset in (begun or {}).items():
         start.setdefault(kind, {})[slot] = offset
     argv = [python, "-m", "worker", "follow", "--node-dir", str(n.paths.root), "--from", json.dumps(start)]
-    with subprocess.Popen(argv, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         reader = Reader(process, begun or {})
         thread = threading.Thread(target=reader.run)
         thread.start()
@@ -164,13 +165,13 @@ def test_it_ends_when_nobody_reads_or_writes_to_it(tmp_path: Path) -> None:
         n.paths.log("0").write_bytes(b"z" * 2_000_000)
         argv = [sys.executable, "-m", "worker", "follow", "--node-dir", str(n.paths.root)]
         for way in ("stalled", "broken"):
-            with subprocess.Popen(argv, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 assert process.stdout.read(1) == b"B"
                 (process.stdin if way == "stalled" else process.stdout).close()  # the pipe is full
                 assert process.wait(4) == 0
         done = subprocess.run(
-            [*argv, "--from", '{"E":{"0":-1}}'], cwd=REPO, capture_output=True, text=True, check=False
+            [*argv, "--from", '{"E":{"0":-1}}'], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert (done.returncode, "offsets look like" in done.stderr) == (2, True)

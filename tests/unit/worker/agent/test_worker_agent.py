@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workernode import Node, fault, interpreters, node
+from tests.kits.worker import Node, fault, interpreters, node
 from tests.waiting import wait_until
 from worker.agent.inbox import Inbox
 from worker.protocol import MAX_SPEC_BYTES, Spec

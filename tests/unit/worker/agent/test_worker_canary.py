@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.workernode import fault, node
+from tests.kits.worker import fault, node
 from tests.waiting import wait_until
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.worker import interpreters
+from tests.paths import ROOT
 from tests.standins.aiter import make_tree
-from tests.support.workernode import REPO, interpreters
 from worker.aiter_tree import locate
 from worker.aiter_tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
 from worker.tuners.aiter.findings import inspect
@@ -121,14 +122,14 @@ def test_the_verb(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "runbook").root
     for python in interpreters().values() or [sys.executable]:
         argv = [python, "-m", "worker", "probe", "--aiter-root", str(root)]
-        done = subprocess.run([*argv, "--json"], cwd=REPO, capture_output=True, text=True, check=True)
+        done = subprocess.run([*argv, "--json"], cwd=ROOT, capture_output=True, text=True, check=True)
         told = json.loads(done.stdout)
         assert {w["verdict"] for w in told["workarounds"].values()} == {"needed"}
     argv[-1] = str(tmp_path / "none")
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr[:7]) == (2, "", "error: ")
     env = {**os.environ, "PYTHONPATH": str(wheel(tmp_path / "image"))}
     argv = [sys.executable, "-m", "worker", "probe", "--json"]
-    here = json.loads(subprocess.run(argv, cwd=REPO, env=env, capture_output=True, text=True, check=True).stdout)
+    here = json.loads(subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout)
     assert here["aiter"]["imported"] == str(tmp_path / "image/aiter")
     assert (here["aiter"]["chosen"], here["aiter"]["trees"][0]["version"]) == (str(tmp_path / "image"), "0.1.14.post1")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
 from orchestrator.families import check_tuner_options, get_tuner
+from tests.kits.worker import answers_of, of_type, run_group
 from tests.standins.triton_tree import make, values
-from tests.support.worker_run import answers_of, of_type, run_group
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError
 from worker.triton_configs.slowdown import is_slower

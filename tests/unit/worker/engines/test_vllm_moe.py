@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kits.worker import answers_of, of_type, run_group
 from tests.support.engines import H200, MI355X, tree
-from tests.support.worker_run import answers_of, of_type, run_group
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.point_record import PointRecord
 from worker.tuners.common.problem import UnsupportedError

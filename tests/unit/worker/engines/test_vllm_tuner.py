@@ -8,6 +8,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,9 +19,9 @@ from orchestrator.backend_names import backend_name
 from orchestrator.errors import InputError
 from orchestrator.families import check_family, check_tuner_options, get_tuner
 from orchestrator.tables.row_kernels import kind_by_names
+from tests.kits.worker import answers_of, of_type, run_group
 from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer
-from tests.support.worker_run import answers_of, of_type, run_group
 from worker.families import tuner_of
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import cut_ranges, unite_points
@@ -262,6 +263,16 @@ def test_ranges_meet_where_the_best_config_changes(tmp_path: Path, monkeypatch: 
     ends = {ends: tile for ends, tile in rows_of_tile.items() if ends != (1, 1)}
     assert {tile for (_, last), tile in ends.items() if last < 75} == {16}
     assert {tile for (first, _), tile in ends.items() if first >= 75} == {64}
+
+
+def test_the_files_configs_are_winners_and_those_that_come_near_with_other_rows() -> None:
+    from worker.tuners.engines.engine_file import KeySearch
+
+    tiles = [values(64, 64), values(64, 32), values(16, 64), values(32, 64), values(16, 32)]
+    task: Any = SimpleNamespace(search=SimpleNamespace(candidates=[tile_config(tile) for tile in tiles]))
+    us = dict(enumerate([10.0, 10.1, 10.9, 11.5, 10.8]))
+    search: Any = SimpleNamespace(measured={i: SimpleNamespace(us=us[i]) for i in us})
+    assert KeySearch.choose_finalists(cast("KeySearch", None), task, search) == [0, 4]
 
 
 class OwnPool:

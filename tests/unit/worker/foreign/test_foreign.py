@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
+from tests.kits.worker import interpreters
 from tests.paths import ROOT
 from tests.support import foreign_code as code
-from tests.support.workernode import interpreters
 from worker.foreign import runner
 from worker.foreign.runner import ForeignCodeError, Limits, call, call_each, run, unprotected
 from worker.foreign.values import decode, encode

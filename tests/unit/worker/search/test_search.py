@@ -28,6 +28,7 @@ from worker.tuners.search.kernel_store import KernelStore
 from worker.tuners.search.messages import Answer, CallBench
 from worker.tuners.search.ranker import CandidateRanker, StopRules
 from worker.tuners.search.source import CompileFacts
+from worker.tuners.search.space import best_of_each_tile
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import TileConfig
 
@@ -288,6 +289,12 @@ def test_the_search_goes_on_while_a_candidate_may_win() -> None:
     assert not ranker.is_done()
     ranker.add_time(3, 9.999)
     assert ranker.is_done()
+
+
+def test_a_tile_that_the_model_misjudges_is_tried_once() -> None:
+    sizes = [(16, 64), (64, 64), (64, 64), (128, 64)]
+    configs = [TileConfig((("BLOCK_SIZE_M", m), ("BLOCK_SIZE_N", n))) for m, n in sizes]
+    assert best_of_each_tile(configs, [19.0, 11.0, 10.0, 20.0]) == [2, 0], "twice the time is too much"
 
 
 def test_the_store_keeps_faults_and_a_torn_line_costs_only_itself(tmp_path: Path) -> None:

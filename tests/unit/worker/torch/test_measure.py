@@ -12,6 +12,7 @@ import pytest
 from worker.tuners.common.measure import (
     SMALL_MARGIN,
     SUSTAINED_ROUNDS,
+    Finalist,
     Measurement,
     Ranking,
     SamplingPolicy,
@@ -55,9 +56,8 @@ class Machine:
 
     def rank(self, us: Sequence[float], cap_s: float = 0.0, seed: int = 0, **more: Any) -> Ranking:
         """The last is the simplest."""
-        simplicity = [(-i,) for i in range(len(us))]
-        timers, first = [self.timer(t / 1e6) for t in us], [found(t) for t in us]
-        return rerank(timers, first, simplicity, random.Random(seed), cap_s, now=lambda: self.now, **more)
+        finalists = [Finalist(self.timer(t / 1e6), found(t), (-i,)) for i, t in enumerate(us)]
+        return rerank(finalists, random.Random(seed), cap_s, now=lambda: self.now, **more)
 
 
 def found(us: float, spread: float = 0.01, samples: int = 20, low: float | None = None) -> Measurement:

@@ -1,13 +1,24 @@
-"""A real node folder in a temporary place, with real agents as processes; what the worker's tests stand on."""
+"""Kit of the worker: real agents on a node folder, and single groups by hand; always as processes.
+
+with node(tmp_path, options=fault("abort", match={"M": 2})) as n:
+    n.put("g1-1", shapes=3)
+    n.start()
+    assert n.wait_ended("g1-1")["outcome"] == "fault"
+
+`run_group` tunes one group as `worker run GROUP.json` does on a node, with Triton's interpreter in place of a GPU:
+
+code, output, records = run_group(tmp_path, "vllm", "fmoe", [key], {"root": str(tree)})
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +28,6 @@ from tests.waiting import PATIENCE_S, wait_until
 from worker.agent.tuner_process import TOKEN, slot_token
 from worker.protocol import InboxName, NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, parse_record
 
-REPO = ROOT
 RUN = "test-run"
 
 
@@ -70,7 +80,7 @@ class Node:
         """Start an agent for the slot. Its own output goes to `agent-<slot>.out`."""
         argv = [python, "-m", "worker", "agent", "--node-dir", str(self.paths.root), "--slot", slot]
         with open(self.paths.root / f"agent-{slot}.out", "ab") as out:
-            agent = subprocess.Popen(argv, cwd=REPO, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **popen)
+            agent = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **popen)
         self._agents.append(agent)
         return agent
 
@@ -155,3 +165,48 @@ def node(root: Path, slots: Sequence[str] = ("0",), **config: Any) -> Iterator[N
 def fault(kind: str, **fields: Any) -> dict[str, Any]:
     """Node options with one fault of the tuner faulty."""
     return {"faults": [{"kind": kind, **fields}]}
+
+
+FEW = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1}
+"""Options of a search that takes seconds."""
+
+
+def run_group(
+    folder: Path,
+    tuner: str,
+    family: str,
+    keys: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    *,
+    interpreted: bool = True,
+) -> tuple[int, str, list[Any]]:
+    """Tune shapes 1, 2, ... of these keys with few candidates; exit code, output, records."""
+    node = {"run": "r", "node": "n", "tuner": tuner, "options": {**FEW, "family": family, **options}, "protocol": 1}
+    spec = {
+        "attempt": "a1", "run": "r", "epoch": 1, "group": "g", "family": family, "tuner": tuner, "protocol": 1,
+        "shapes": [{"id": i, "key": key} for i, key in enumerate(keys, 1)],
+    }  # fmt: skip
+    (folder / "node").mkdir(parents=True)
+    (folder / "g.json").write_text(json.dumps(spec))
+    (folder / "node" / "node.json").write_text(json.dumps(node))
+    argv = [sys.executable, "-m", "worker", "run", str(folder / "g.json"), "--node-dir", str(folder / "node")]
+    env = {name: value for name, value in os.environ.items() if name != "GEMMFLEET_CACHE"}
+    env["TRITON_INTERPRET"] = str(int(interpreted))
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    records = folder / "node" / "attempts" / "a1" / "records.jsonl"
+    lines = records.read_text().splitlines() if records.exists() else []
+    return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
+
+
+def of_type(records: Sequence[Any], type_: str) -> list[Any]:
+    return [record for record in records if record["type"] == type_]
+
+
+def answers_of(code: str, *words: str, cache: Path, interpreted: bool = False) -> list[Any]:
+    """The lists that Python code prints in a fresh process, which keeps what Triton compiles in the folder `cache`."""
+    env = {"TRITON_CACHE_DIR": str(cache), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    env["TRITON_INTERPRET"] = str(int(interpreted))
+    argv = [sys.executable, "-W", "ignore", "-c", code, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]

@@ -1,4 +1,4 @@
-"""Unfolds the trees of tests/data/health: a file a line, so that a whole sysfs is one readable file."""
+"""Stand-ins for /sys of hosts with GPUs: the trees of tests/data/health, each a readable file with a line a file."""
 
 from __future__ import annotations
 

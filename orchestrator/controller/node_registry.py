@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from orchestrator.controller.context import Timeouts
-from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.errors import NodeError
 
 

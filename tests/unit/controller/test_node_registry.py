@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import nodes
+from orchestrator.controller import node_registry
 from orchestrator.controller.context import Timeouts
-from orchestrator.controller.nodes import NodeRegistry
+from orchestrator.controller.node_registry import NodeRegistry
 
 
 class Clock:
@@ -21,16 +21,22 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(node_registry, "time", SimpleNamespace(time=lambda: clock.now))
     return clock
 
 
 @pytest.fixture
 def registry(clock: Clock) -> NodeRegistry:
     """A registry with one node `a` that is expected."""
+    return expecting("a")
+
+
+def expecting(*nodes: str) -> NodeRegistry:
+    """A registry that has started these nodes."""
     registry = NodeRegistry(Timeouts(starting=60.0, never_up=20.0, lost=90.0))
-    driver: Any = SimpleNamespace(node="a", start=lambda: None)
-    registry.start(driver)
+    for node in nodes:
+        driver: Any = SimpleNamespace(node=node, start=lambda: None)
+        registry.start(driver)
     return registry
 
 
@@ -64,3 +70,18 @@ def test_a_node_that_is_shared_before_it_is_up_still_has_to_come_up(registry: No
     assert registry.is_hopeless
     registry.record_up("a", 1)
     assert not registry.is_hopeless, "a lost node is still tried"
+
+
+def test_nodes_are_given_up_when_their_time_has_run_out(clock: Clock) -> None:
+    """A node that says nothing has longer than one that fails, and an image that is pulled costs no patience."""
+    registry = expecting("quiet", "broken", "pulls", "was up")
+    registry.record_trouble("broken", "no image")
+    registry.record_up("was up", 1)
+    registry.record_trouble("was up", "the stream ended")
+    given_up = []
+    for _ in range(20):
+        clock.now += 10
+        registry.record_progress("pulls", "pulling: 1 of 20 GB")
+        given_up += [(node, clock.now - 1000) for node, _ in registry.give_up()]
+    assert given_up == [("broken", 30), ("quiet", 70), ("was up", 100)]
+    assert (registry.is_hopeless, registry.coming) == (False, {"pulls"})

@@ -1,0 +1,197 @@
+"""The publication for AITER (`publish.py` is the flow): tables by family, and the Triton configs of AITER.
+
+`make_commits` runs AITER's own checks on the base (`aiter_checks.py`), and makes the new texts of the files
+(`publish_rows.py`): one commit for the model's own files and one for rows that other files own. `check_branch` checks
+the tables against this tree (`check.py`), runs AITER's checks again, and `verify` on nodes if asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.files.write import write_csv
+from orchestrator.tables.aiter_build import Build
+from orchestrator.tables.aiter_checks import CHECKS, COMMANDS, CheckRun, compare_runs, run_check, run_verify
+from orchestrator.tables.check import VERDICTS, check_tables, verdict_of
+from orchestrator.tables.provenance import Facts
+from orchestrator.tables.publish import PlannedCommit, Published, PublishRequest, nothing_to_publish
+from orchestrator.tables.publish_rows import Part, make_part
+from orchestrator.tables.pull_request import Evidence, collect_evidence, title_of
+from orchestrator.tables.run_folders import has_config_files, table_of
+from orchestrator.tables.table_names import family_of
+from worker.families import Family
+
+BRANCH_NAME = "this branch"
+"""The name of the branch's build in messages."""
+MAX_PROBLEMS = 5
+"""Most problems of a table that the text names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigPart:
+    """A run's winners as config files of a checkout; `orchestrator/configs/merge.py` makes it."""
+
+    texts: Mapping[str, str]
+    """The new texts, by path below the checkout."""
+    buckets: Mapping[str, int]
+    """The number of changed buckets, by path below the checkout."""
+    winner_files: Sequence[Any]
+    """The winners, each a `configs.winners.WinnerFile`."""
+    notes: Sequence[str]
+
+
+@dataclass(slots=True)
+class AiterPublication:
+    """The winners of runs and tables for a checkout of AITER. `open_aiter_publication` makes it."""
+
+    families: Mapping[Family, Sequence[Path]]
+    """Tables and runs by family."""
+    config_runs: Sequence[Path]
+    """Runs whose winners are config files."""
+    run_facts: Callable[[Path], Facts]
+    """As of `open_sources`."""
+    merge_configs: Callable[[Path, Path], ConfigPart]
+    """Merges the config files of a run into a checkout."""
+    template: str = "pull-request.md.j2"
+    parts: list[Part] = field(default_factory=list)
+    """The rows, by family."""
+    winner_files: list[Any] = field(default_factory=list)
+    """The winners that are config files."""
+    checks_before: Mapping[str, CheckRun] = field(default_factory=dict)
+    """AITER's checks of the base, by name."""
+
+    @property
+    def branch_words(self) -> list[str]:
+        """The families, for the name of the branch."""
+        names = [family.name for family in self.families]
+        if self.config_runs:
+            names.append("triton-configs")
+        return names
+
+    def make_commits(self, request: PublishRequest, tree: Path, published: Published) -> list[PlannedCommit]:
+        """See `Publication`."""
+        self.checks_before = _run_checks(request, tree, "base")
+        for family, paths in self.families.items():
+            self.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model, self.run_facts))
+        own_texts, other_texts = self._collect_texts(published, [self.merge_configs(r, tree) for r in self.config_runs])
+        published.title = title_of(request.title, request.model, self.parts, self.winner_files)
+        published.rows = [row for part in self.parts for row in _rows_of(part)]
+        commits = []
+        if own_texts:
+            commits.append(PlannedCommit(published.title, own_texts))
+        if other_texts:
+            commits.append(PlannedCommit(f"{published.title}: rows that other files own", other_texts))
+        return commits
+
+    def _collect_texts(
+        self, published: Published, configs: Sequence[ConfigPart]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The texts of the model's own files and of config files, and those of others with edited rows; noted in
+        `published`. Raises InputError if there is none."""
+        own: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for part in self.parts:
+            for name, text in part.texts.items():
+                texts = own if name in (part.tuned, part.shapes) else others
+                texts[name] = text
+                published.files[name] = part.count_rows(name) or {"shapes": len(part.rows)}
+        for merged in configs:
+            self.winner_files += merged.winner_files
+            published.notes += merged.notes
+            own |= merged.texts
+            published.files |= {name: {"buckets": buckets} for name, buckets in merged.buckets.items()}
+        if not own and not others:
+            reasons = [f"{row.new.place}: {row.action}: {row.why}" for part in self.parts for row in part.rows]
+            reasons += [text for part in self.parts for text in part.rejected] + published.notes
+            raise nothing_to_publish(published, reasons)
+        return own, others
+
+    def check_branch(self, request: PublishRequest, tree: Path, published: Published) -> None:
+        """See `Publication`."""
+        for part in self.parts:
+            if part.tuned in part.texts:
+                _check_against_build(published, part, tree)
+        for name, result in _run_checks(request, tree, "branch").items():
+            passed, text = compare_runs(self.checks_before[name], result)
+            published.add_check(f"`{name}`", passed, text, () if result.why else result.tail)
+        if request.verify is not None:
+            for part in self.parts:
+                _verify_part(published, part, request, request.verify)
+
+    def evidence(self, request: PublishRequest) -> Evidence:
+        """See `Publication`."""
+        return collect_evidence(self.parts, self.winner_files, request.run_folders, request.runs)
+
+    def text_values(self, request: PublishRequest, published: Published) -> dict[str, Any]:
+        """See `Publication`."""
+        return {"parts": self.parts, "winner_files": self.winner_files, "check_commands": COMMANDS}
+
+
+def open_aiter_publication(
+    sources: Sequence[Path],
+    wanted_family: str | None,
+    run_facts: Callable[[Path], Facts],
+    merge_configs: Callable[[Path, Path], ConfigPart],
+) -> AiterPublication:
+    """The publication of runs and tables. Raises InputError for a table whose family is not known."""
+    families: dict[Family, list[Path]] = {}
+    config_runs: list[Path] = []
+    for path in dict.fromkeys(sources):
+        if path.is_dir() and has_config_files(path):
+            config_runs.append(path)
+        else:
+            families.setdefault(family_of(table_of(path), wanted_family), []).append(path)
+    return AiterPublication(families, config_runs, run_facts, merge_configs)
+
+
+def _rows_of(part: Part) -> list[dict[str, Any]]:
+    """The rows of the command's document. `paired`: measured beside the kernel that it replaced."""
+    names = ("gfx", "cu_num", *part.family.key_names)
+    rows = []
+    for row in part.rows:
+        rows.append(
+            {
+                "family": part.family.name,
+                "key": dict(zip(names, row.new.key, strict=True)),
+                "outcome": row.action,
+                "why": row.why,
+                "before_us": row.before.us if row.before else None,
+                "after_us": row.after.us,
+                "paired": row.rival is not None,
+                "rebuild": row.rebuild,
+            }
+        )
+    return rows
+
+
+def _run_checks(request: PublishRequest, tree: Path, word: str) -> dict[str, CheckRun]:
+    """AITER's checks of the tree by name; none without a Python."""
+    if not request.python:
+        return {}
+    jit = request.onto.absolute() / "aiter" / "jit"
+    return {name: run_check(tree, name, request.python, jit, request.logs / f"{name}.{word}.log") for name in CHECKS}
+
+
+def _check_against_build(published: Published, part: Part, tree: Path) -> None:
+    """Check that a tree which has the table would serve it safely."""
+    family = part.family
+    build = Build(tree, BRANCH_NAME)
+    tables, problems = check_tables([tree / part.tuned], family.name, family.aiter.err_ratio, build)
+    errors = [problem for table in tables for problem in table.problems() if problem["level"] == "error"]
+    problems = [*(f"{problem['line']}: {problem['text']}" for problem in errors), *problems]
+    verdict = f"{VERDICTS[verdict_of(tables)]} {BRANCH_NAME}, over all tables that it merges"
+    text = "; ".join([verdict, *problems[:MAX_PROBLEMS]])
+    published.add_check(f"`db check --build` of gemmfleet, {family.name}", not problems, text)
+
+
+def _verify_part(published: Published, part: Part, request: PublishRequest, words: Sequence[str]) -> None:
+    """Verify the published rows on nodes."""
+    family = part.family
+    table = request.folder / family.tuned_csv
+    rows = [[row.new.cells.get(name, "") for name in family.tuned_header] for row in part.written]
+    write_csv(table, family.aiter_header, rows)
+    passed, text = run_verify(words, table, request.logs / f"run_config.{family.name}.log")
+    published.add_check(f"`--run_config`, {family.name}", passed, text)
