@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import InputError
 from orchestrator.families import check_family, get_tuner
+from tests.kits.worker import answers_of
 from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer
-from tests.support.worker_run import answers_of
 from worker.families import tuner_of
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import cut_ranges, unite_points
