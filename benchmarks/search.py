@@ -3,7 +3,7 @@
 Four shapes on one GPU. Each is searched as `tune` does, and then all of N legal configs are measured that a seed draws
 evenly from the product of all knobs. The bound: the search's winner takes at most 3 % longer than the best of those.
 
-Without a tree the kernel is the stand-in of the tests (tests/standins/triton_tree.py), a plain Triton GEMM with
+Without a tree the kernel is the stand-in of the tests (tests/standins/aiter/triton_gemm.py), a plain Triton GEMM with
 split-K behind a wrapper like AITER's; with one, AITER's own a16w16 and a8w8.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.figure import Figure, LeftOutError, show
-from tests.standins.triton_tree import make, values
+from tests.standins.aiter.triton_gemm import make, values
 from worker.protocol import Spec, SpecShape
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name

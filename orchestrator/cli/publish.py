@@ -1,8 +1,10 @@
-"""`gemmfleet publish`: commit winners to a branch of a local checkout of AITER, with the text of a pull request."""
+"""`gemmfleet publish`: commit winners to a branch of a local checkout (AITER, vLLM, SGLang), with the text of a pull
+request."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,20 +12,29 @@ import typer
 
 from orchestrator.cli.options import RunsOpt, TableFamilyOpt
 from orchestrator.configs.merge import merge_to_publish
+from orchestrator.configs.publish_engine import EnginePublication, open_engine_publication
 from orchestrator.errors import InputError
+from orchestrator.files.read import read_text
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables import publish as publishing
-from orchestrator.tables.publish_aiter import open_aiter_publication
+from orchestrator.tables.publish_aiter import AiterPublication, open_aiter_publication
+
+MOST_RESULTS = 1 << 16
+"""Bytes of a file with end-to-end results: GitHub refuses a longer text."""
 
 
 def publish(
     sources: Annotated[
         list[str], typer.Argument(metavar="RUN|TABLE...", help="Runs (id or folder) and tuned tables of one model.")
     ],
-    onto: Annotated[Path, typer.Option(metavar="CHECKOUT", help="Local checkout of AITER; nothing is pushed.")],
-    model: Annotated[str, typer.Option(metavar="NAME", help="The model's name in the names of its files.")],
+    onto: Annotated[
+        Path, typer.Option(metavar="CHECKOUT", help="Local checkout of AITER, vLLM or SGLang; nothing is pushed.")
+    ],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="The model's name: of AITER's files; for an engine its Hugging Face id.")
+    ],
     base: Annotated[str, typer.Option(metavar="REF", help="Commit or branch to start from.")] = "HEAD",
     branch: Annotated[
         str, typer.Option(metavar="B", help="Default: gemmfleet/<model>-<families>.", show_default=False)
@@ -37,6 +48,9 @@ def publish(
     e2e: Annotated[
         str, typer.Option(metavar="CMD", help="Exact command of the end-to-end figures.", show_default=False)
     ] = "",
+    e2e_results: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Their results in Markdown, for the text.", show_default=False)
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Run AITER's --run_config on the run's nodes.")] = False,
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Run AITER's --run_config on these nodes.")
@@ -59,7 +73,7 @@ def publish(
     family: TableFamilyOpt = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
-    """Commit winners to a branch of a local checkout of AITER.
+    """Commit winners to a branch of a local checkout of AITER, vLLM or SGLang.
 
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
@@ -67,7 +81,9 @@ def publish(
     first = paths[0]
     if verify and not inventory and not first.is_dir():
         raise InputError(f"--verify: {first} is not a run; name the nodes with -i INV")
-    publication = open_aiter_publication(paths, family, RunFacts, merge_to_publish)
+    publication = _open_publication(paths, family)
+    if isinstance(publication, EnginePublication) and (verify or inventory):
+        raise InputError("--verify, --inventory: for AITER's rows; an engine's own look-up is asked in any case")
     branch = branch or publishing.default_branch(model, publication.branch_words)
     request = publishing.PublishRequest(
         paths,
@@ -79,6 +95,7 @@ def publish(
         refresh=refresh,
         title=title,
         e2e=e2e,
+        e2e_results=read_text(e2e_results, MOST_RESULTS, InputError).strip() if e2e_results else "",
         python=_interpreter(python) if checks else "",
         runs=runs,
         verify=_nodes_words(first, inventory) if verify or inventory else None,
@@ -101,6 +118,14 @@ def publish(
     page.line(f"text of the pull request: {published.text}")
     page.aside(*(f"note: a reviewer will ask for this, and it was not recorded: {name}" for name in published.missing))
     return page
+
+
+def _open_publication(paths: Sequence[Path], family: str | None) -> EnginePublication | AiterPublication:
+    """Return the publication for the project that the winners are for."""
+    for_engine = open_engine_publication(paths)
+    if for_engine:
+        return for_engine
+    return open_aiter_publication(paths, family, RunFacts, merge_to_publish)
 
 
 def _default_folder(first: Path, branch: str) -> Path:

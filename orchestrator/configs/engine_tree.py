@@ -194,7 +194,7 @@ class EngineTree:
         self.device = files[0].place.device
         package = locate_engine(self.package)
         self.project = package.project
-        self.name = f"{PROJECT_NAMES[self.project]} {package.version}"
+        self.name = f"{PROJECT_NAMES[self.project]} {package.version}".strip()  # a checkout has no version
         self.notes: list[str] = []
         # ranges before and after, by the file of winners
         self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}

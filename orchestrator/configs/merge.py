@@ -57,6 +57,13 @@ class MergeOptions:
     """Operators that the user vouches for: nothing has to be measured through them."""
 
 
+class RefusedFile(NamedTuple):
+    """A file whose winners do not hold, and all reasons."""
+
+    winner_file: WinnerFile
+    faults: list[str]
+
+
 @dataclass(slots=True)
 class MergeReport:
     """The outcome of a merge."""
@@ -70,6 +77,8 @@ class MergeReport:
     """The number of its answers that were compared."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user."""
+    refused: list[RefusedFile] = field(default_factory=list)
+    """Files that were left out, if the merge may leave some out."""
 
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -109,11 +118,12 @@ def merge_run(
     default: bool = False,
     lists: Sequence[Path] = (),
     checked: Sequence[str] = (),
+    leave_out_refused: bool = False,
 ) -> MergeReport:
     """Write the winners of a run's folder into a tree, and note it in the tree's journal.
 
-    `engine`: the vLLM that reads `root`, an override folder; the other options: see `MergeOptions`. Raises InputError;
-    the tree is then as it was.
+    `engine`: the vLLM that reads `root`, an override folder; `leave_out_refused`: write the other files if one does not
+    hold; the other options: see `MergeOptions`. Raises InputError; the tree is then as it was.
     """
     options = MergeOptions(default, lists, checked)
     is_engine = bool(engine_of_winners(run))
@@ -123,11 +133,13 @@ def merge_run(
         raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")
     with _open_merge(winner_files, root, engine, is_engine) as target:
         report = MergeReport(run.name, str(target.root))
-        report.changes = _plan_changes(winner_files, target.trees, options)
-        if not report.changes:
+        report.changes, report.refused = _plan_changes(winner_files, target.trees, options)
+        if report.refused and not leave_out_refused:
+            raise InputError([fault for file in report.refused for fault in file.faults])
+        if not report.changes and not report.refused:
             report.notes.append("every winner is in the tree already; nothing was written")
-            return report
-        _write_and_prove(report, target, _journal_entry(run, root, target, report.changes, checked))
+        if report.changes:
+            _write_and_prove(report, target, _journal_entry(run, root, target, report.changes, checked))
     return report
 
 
@@ -157,22 +169,22 @@ def _open_merge(
 
 def _plan_changes(
     winner_files: Sequence[WinnerFile], trees: Mapping[EngineDevice, ConfigTree], options: MergeOptions
-) -> list[FileChange]:
-    """The files to be written; none for winners that the tree has already. Raises InputError with all faults."""
+) -> tuple[list[FileChange], list[RefusedFile]]:
+    """The files to be written, none for winners that the tree has already; those that do not hold."""
     changes: list[FileChange] = []
-    faults: list[str] = []
+    refused: list[RefusedFile] = []
     for file in winner_files:
         tree = trees[file.place.device]
         try:
-            planned, against = _plan_change(tree, file, options)
+            planned, faults = _plan_change(tree, file, options)
         except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
-            faults.append(f"{file.path.name}: {e}")
+            refused.append(RefusedFile(file, [f"{file.path.name}: {e}"]))
             continue
-        faults += against
-        changes += planned
-    if faults:
-        raise InputError(faults)
-    return changes
+        if faults:
+            refused.append(RefusedFile(file, faults))
+        else:
+            changes += planned
+    return changes, refused
 
 
 def _plan_change(

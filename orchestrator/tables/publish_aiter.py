@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import InputError
 from orchestrator.files.write import write_csv
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.aiter_checks import CHECKS, COMMANDS, CheckRun, compare_runs, run_check, run_verify
@@ -73,6 +74,9 @@ class AiterPublication:
 
     def make_commits(self, request: PublishRequest, tree: Path, published: Published) -> list[PlannedCommit]:
         """See `Publication`."""
+        if not (tree / "aiter").is_dir():
+            way_out = "the winners are for AITER: give a checkout of it"
+            raise InputError(f"{request.onto}: is not a checkout of AITER; {way_out}")
         self.checks_before = _run_checks(request, tree, "base")
         for family, paths in self.families.items():
             self.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model, self.run_facts))

@@ -85,17 +85,22 @@ class Evidence(NamedTuple):
 
 
 def collect_evidence(
-    parts: Sequence[Part], winner_files: Sequence[Any], folders: Sequence[Path], runs: Path
+    parts: Sequence[Part],
+    winner_files: Sequence[Any],
+    folders: Sequence[Path],
+    runs: Path,
+    names: Mapping[str, str] = FACTS,
+    needed: Sequence[str] = NEEDED,
 ) -> Evidence:
     """The evidence of the published rows. `winner_files`: winners that are config files; `folders`: the runs that were
-    named; `runs`: where the runs of the rows' records lie."""
+    named; `runs`: where the runs of the rows' records lie; `names`, `needed`: see FACTS and NEEDED, AITER's."""
     row_facts = [facts for part in parts for facts in part.facts]
     run_folders = {str(facts["run"]): runs / str(facts["run"]) for facts in row_facts if facts.get("run")}
     run_folders |= {folder.name: folder for folder in folders}
     documents = {run: provenance_of(folder) for run, folder in run_folders.items()}
     if winner_files:
         row_facts += [facts for document in documents.values() for facts in _facts_of_slots(document)]
-    facts, missing = summarize_facts(row_facts)
+    facts, missing = summarize_facts(row_facts, names, needed)
     commands = []
     for run, document in documents.items():
         if document.get("argv"):
@@ -116,20 +121,24 @@ def _facts_of_slots(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         facts["node"] = slot.get("node")
         facts["image"] = (document.get("images") or {}).get(slot.get("node"))
         facts["aiter_commit"] = (device.get("aiter") or {}).get("commit")
+        engine = device.get("engine") or {}
+        facts["engine"] = " ".join(filter(None, (engine.get("project"), engine.get("version"))))
         slots.append(facts)
     return slots
 
 
-def summarize_facts(facts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], list[str]]:
+def summarize_facts(
+    facts: Sequence[Mapping[str, Any]], names: Mapping[str, str], needed: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
     """(what rows were measured with, by its name; the names of what a review needs and some row has no record of)."""
     summary: dict[str, str] = {}
     missing: list[str] = []
-    for field, name in FACTS.items():
+    for field, name in names.items():
         counts = Counter(str(row.get(field) or UNKNOWN) for row in facts)
         summary[name] = "; ".join(counts)
         if len(counts) > 1:
             summary[name] = "; ".join(f"{value} ({plural(rows, 'row')})" for value, rows in counts.most_common())
-        if field in NEEDED and (UNKNOWN in counts or not counts):
+        if field in needed and (UNKNOWN in counts or not counts):
             missing.append(name)
     clocks = [clock for row in facts for clock in (row.get("clocks") or {}).values()]
     for field, name in CLOCKS.items():

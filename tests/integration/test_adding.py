@@ -16,6 +16,7 @@ import pytest
 
 from tests.kits.fleet import read_csv
 from tests.paths import ROOT
+from tests.support.files import write_program
 from tests.waiting import PATIENCE_S
 
 PAGE = ROOT / "docs" / "contributing" / "adding.md"
@@ -78,9 +79,7 @@ def tuned(tree: Path, shapes: str, *words: str, defaults: str = "tuner: plain", 
 def test_a_tuner_and_an_engine_are_one_module_each(tree: Path) -> None:
     """With a page and a test of its own each, an addition is three files."""
     assert list(files()) == [TUNER, ENGINE]
-    python = tree / "python"
-    python.write_text(f'#!/bin/sh\nnice >>{tree}/levels\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = write_program(tree / "python", f'#!/bin/sh\nnice >>{tree}/levels\nexec {sys.executable} "$@"\n')
     node = f", engine: nice, engine_options: {{level: 7}}, python: {python}"
     folder = tuned(tree, "M,N,K\n1,16,64\n2,16,64\n4,32,64\n", "--rounds", "2", node=node)
     own = os.getpriority(os.PRIO_PROCESS, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kits.fleet import Bench, read_csv
-from tests.standins.kernels import make_kernels
+from tests.standins.aiter.operators import make_operators
 from tests.waiting import wait_until
 
 RUNBOOK = ["M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us"]
@@ -32,7 +32,7 @@ def args(bench: Bench, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("has_aiter", [True, False])
 def test_without_named_backends_aiters_triton_gemms_are_measured_where_aiter_is(bench: Bench, has_aiter: bool) -> None:
-    root = make_kernels(bench.root / "tree", "new") if has_aiter else bench.root / "none"
+    root = make_operators(bench.root / "tree", "new") if has_aiter else bench.root / "none"
     local(bench, f"    aiter: {{root: {root}}}\n")
     done = bench.run("bench", *args(bench, "--json")).ok()
     told = done.json()
@@ -43,7 +43,7 @@ def test_without_named_backends_aiters_triton_gemms_are_measured_where_aiter_is(
 
 
 def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(bench: Bench) -> None:
-    root = make_kernels(bench.root / "tree", "old")
+    root = make_operators(bench.root / "tree", "old")
     local(bench, f"    aiter: {{root: {root}}}\n    env: {{STANDIN_FAULT: 'gemm_a16w16:segv'}}\n")
     done = bench.run("bench", *args(bench, "--backend", "torch,aiter,aiter-triton,gluon", "--json"))
     assert done.code == 1, done.err

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.kits.fleet import Bench, read_csv
-from tests.standins.triton_tree import make, values
+from tests.standins.aiter.triton_gemm import make, values
+from tests.support.files import write_files, write_program
 
 ARCH = "def get_arch():\n    return 90\n"
 CONFIGS = Path("aiter/ops/triton/configs/90/triton/gemm/gemm_a16w16")
@@ -37,10 +38,7 @@ NEW = {"M_LEQ_16": values(32), "any": values(32)}
 
 def config_set(folder: Path, files: dict[str, object]) -> Path:
     """A tree with config files only."""
-    (folder / CONFIGS).mkdir(parents=True)
-    for name, buckets in files.items():
-        (folder / CONFIGS / name).write_text(json.dumps(buckets))
-    return folder
+    return write_files(folder, {str(CONFIGS / name): json.dumps(buckets) for name, buckets in files.items()})
 
 
 @pytest.mark.full
@@ -49,10 +47,7 @@ def test_a_harmful_default_change_is_rejected_and_a_file_of_one_shape_accepted(b
     (root / "aiter/ops/triton/utils/_triton/arch_info.py").write_text(ARCH)
     wrapper = root / "aiter/ops/triton/gemm/basic/gemm_a16w16.py"
     wrapper.write_text(wrapper.read_text().replace("    return y\n", TIMED.lstrip("\n")))
-    tool = bench.root / "bin" / "rocprofv3"
-    tool.parent.mkdir()
-    tool.write_text(ROCPROF)
-    tool.chmod(0o755)
+    tool = write_program(bench.root / "bin" / "rocprofv3", ROCPROF)
     bench.inventory.write_text(
         f"defaults: {{family: a16w16}}\nnodes:\n  here:\n    gpus: 0\n    workdir: {bench.workdir}\n"
         f"    aiter: {{root: {root}}}\n    env: {{PATH: '{tool.parent}:{os.environ['PATH']}'}}\n"

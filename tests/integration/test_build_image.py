@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.integration.heavy import HeavyFleet
 from tests.integration.heavy.bench import on_nodes
 from tests.kits.fleet import Bench
-from tests.support.aiterbuild import ASM, CK, CK2, tree
+from tests.standins.aiter.kernel_lists import ASM, CK, CK2, tree
 from tests.unit.tables.test_db_export import table
 
 pytestmark = on_nodes()

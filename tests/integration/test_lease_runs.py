@@ -15,6 +15,7 @@ import pytest
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing
 from tests.kits.fleet import Bench
+from tests.support.files import write_program
 from tests.support.kube import Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -69,10 +70,8 @@ class SlurmBench(RunBench):
 
     def killed_when_asking(self) -> None:
         real = shutil.which("sbatch")
-        fake = self.bench.root / "bin" / "sbatch"
-        fake.parent.mkdir()
-        fake.write_text(f'#!/bin/sh\n{real} "$@"\ncase "$*" in *--test-only*) ;; *) kill -9 $PPID ;; esac\n')
-        fake.chmod(0o755)
+        text = f'#!/bin/sh\n{real} "$@"\ncase "$*" in *--test-only*) ;; *) kill -9 $PPID ;; esac\n'
+        fake = write_program(self.bench.root / "bin" / "sbatch", text)
         self.patch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
 
 

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.paths import RunConfig
 from tests.kits.fleet import Bench
 from tests.standins.aiter import Tree, make_tree
-from tests.standins.kernels import make_kernels
+from tests.standins.aiter.operators import make_operators
 
 BF16 = "torch.bfloat16"
 MOE = (
@@ -91,7 +91,7 @@ def test_wrong_rows_are_named_and_those_of_another_chip_or_tuner_are_refused(ben
 
 def operators(bench: Bench, tree: Tree) -> None:
     """Put operators into a tree, which a real torch computes."""
-    make_kernels(tree.root, "old")
+    make_operators(tree.root, "old")
     core = tree.root / "aiter/_core.py"
     core.write_text(core.read_text().replace("what = fault(op)", 'what = fault(f"{op}-{x.shape[0]}")'))
     bench.inventory.write_text(bench.inventory.read_text().replace(str(tree.python), sys.executable))

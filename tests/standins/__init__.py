@@ -1,4 +1,4 @@
-"""Stand-ins for what the tests cannot have: AITER, its kernels, and a tuner with faults."""
+"""Stand-ins for what the tests cannot have: AITER, GPUs, kubelets, and a tuner with faults."""
 
 from __future__ import annotations
 

@@ -1,8 +1,15 @@
-"""Trees that act as two AITERs do (the runbook's, the newest), without a GPU and without a kernel.
+"""The fake AITER: trees of its layout that act as AITER does, without a GPU and without a kernel of AITER's.
 
-`make_tree(folder, name)` writes one. What it does was written from what the real files at that commit do (layout,
-options, lines and where they go, columns, faults), none of it copied. Times follow from the shape alone. Which
-shapes fault, and how, is said in `faults.json` in the tree's root (see parts/device.py.j2).
+What a test needs of it is a part of its own, and parts may be laid into one tree:
+
+- `make_tree(folder, date)`, here: the tuner scripts of two AITERs (the runbook's, the newest), as an image has them;
+- `operators`: the functions that `bench` and `verify` call, at two dates;
+- `triton_gemm`: one Triton GEMM with the loader of its config files; `config_files`: such files alone;
+- `kernel_lists`: the lists of what a build contains; `checkout`: the same in a git repository with tables and checks.
+
+What it does was written from what the real files at that commit do (layout, options, lines and where they go, columns,
+faults), none of it copied. Times follow from the shape alone. Which shapes fault, and how, is said in `faults.json` in
+the tree's root (see parts/device.py.j2).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +135,9 @@ def _moe(d: Date, here: list[str]) -> Script:
         "untuned_fmoe.csv", "tuned_fmoe.csv", [*here, "cu_num", *_MOE_KEY], result,
         [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], fmoe=True,
     )  # fmt: skip
+
+
+def make_packages(folder: Path) -> None:
+    """Make every folder a Python package."""
+    for package in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
+        (package / "__init__.py").touch()

@@ -21,7 +21,7 @@ from orchestrator.inventory.load import load_inventory
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, redacted
 from tests.kits.results import A8W8, DEVICE, Run, row
-from tests.support.config_tree import tree, values
+from tests.standins.aiter.config_files import tree, values
 from worker.families import BATCHED
 from worker.protocol import record
 from worker.protocol.bench import BenchOptions, Side, parse_backends

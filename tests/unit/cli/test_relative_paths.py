@@ -16,10 +16,12 @@ import typer.main
 from orchestrator.cli.app import app, load_command
 from tests.kits.fleet import Done, command
 from tests.kits.results import simulated_run
-from tests.support.aiterbuild import A4W4, CK, checkout, line, text
-from tests.support.aiterbuild import tree as aiter_tree
-from tests.support.config_tree import tree as config_tree
-from tests.support.config_tree import values, winners
+from tests.standins.aiter.checkout import checkout
+from tests.standins.aiter.config_files import tree as config_tree
+from tests.standins.aiter.config_files import values, winners
+from tests.standins.aiter.kernel_lists import CK
+from tests.standins.aiter.kernel_lists import tree as aiter_tree
+from tests.support.tuned_tables import A4W4, line, text
 from worker.families import FAMILIES
 
 RUN = "20260921-140640-5a5a"

@@ -21,7 +21,7 @@ from orchestrator.configs.check import CompiledBucket, check, chips_of
 from orchestrator.configs.lint import lint, lint_content
 from orchestrator.errors import InputError
 from orchestrator.image import image_files
-from tests.support.config_tree import tree, values
+from tests.standins.aiter.config_files import tree, values
 from worker.triton_configs.config_file import parse_config_file
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import Resolver

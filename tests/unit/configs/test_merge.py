@@ -38,7 +38,7 @@ from orchestrator.tables.merge_input import open_sources
 from orchestrator.tables.mixing import check_db
 from tests.kits.results import Run, ended, started
 from tests.kits.results import row as said
-from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
+from tests.standins.aiter.config_files import operator, resolved, text_of, tree, values, winners
 from worker.triton_configs.config_file import parse_config_file
 from worker.triton_configs.resolve import CONFIGS, TRITON, bucket_for
 from worker.triton_configs.tree_files import place_winners

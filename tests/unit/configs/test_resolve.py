@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.configs.default_readers import other_operators
-from tests.support.config_tree import FLAT, FOLDERS, NESTED, NO_FALLBACK, operator, tree, values
+from tests.standins.aiter.config_files import FLAT, FOLDERS, NESTED, NO_FALLBACK, operator, tree, values
 from worker.triton_configs.config_file import ConfigFileError, parse_config_file, read_config_file, text_with_buckets
 from worker.triton_configs.kinds import BY_NAME, KINDS
 from worker.triton_configs.resolve import TRITON, ResolveError, Resolver, bucket_for, bucket_ranges

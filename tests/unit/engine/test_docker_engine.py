@@ -20,6 +20,7 @@ from orchestrator.errors import EngineError
 from orchestrator.machines.node_files import node_files
 from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.local import LocalTransport
+from tests.support.files import write_files, write_program
 from tests.support.shells import check
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
@@ -61,12 +62,10 @@ def run_argv(
     """Arguments of `docker run`, from a stand-in that prints them; the group of a device is its path. `amd`: render
     minors of the KFD topology's GPUs."""
     for number, minor in enumerate([0, *amd]):  # node 0 is the CPU
-        node = folder / "sys/class/kfd/kfd/topology/nodes" / str(number)
-        node.mkdir(parents=True, exist_ok=True)
-        (node / "properties").write_text(f"simd_count {0 if number == 0 else 1024}\ndrm_render_minor {minor}\n")
-    stand_in = Path(tempfile.mkdtemp()) / "docker"  # a folder's own colon would end an entry of PATH
-    stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
-    stand_in.chmod(0o755)
+        text = f"simd_count {0 if number == 0 else 1024}\ndrm_render_minor {minor}\n"
+        write_files(folder / f"sys/class/kfd/kfd/topology/nodes/{number}", {"properties": text})
+    # not below `folder`: its colon would end an entry of PATH
+    stand_in = write_program(Path(tempfile.mkdtemp()) / "docker", "#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     (stand_in.parent / "nvidia-smi").symlink_to("/bin/true")
     scripts(folder, options, gpus=gpus)
     group = 'group_of() { echo "--group-add=$1"; }' if amd else ":"

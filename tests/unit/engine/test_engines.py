@@ -17,6 +17,7 @@ from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.node_files import node_files
 from orchestrator.machines.node_link import engine_of, transport_of
 from orchestrator.machines.node_plan import plan_lease, plan_nodes
+from tests.support.files import write_files, write_program
 from tests.support.shells import check
 
 SPEC = """from pathlib import Path
@@ -40,14 +41,12 @@ SPEC = EngineSpec(
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package `their_engine` with an entry point is installed."""
-    for name, text in (
-        ("their_engine/__init__.py", SPEC),
-        ("their_engine/launch.sh.j2", "#!/bin/sh\necho {{ engine_options.queue | quote }} {{ run | quote }}\n"),
-        ("their_engine-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: their_engine\nVersion: 1\n"),
-        ("their_engine-1.dist-info/entry_points.txt", "[gemmfleet.engines]\nmine = their_engine:SPEC\n"),
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, {
+        "their_engine/__init__.py": SPEC,
+        "their_engine/launch.sh.j2": "#!/bin/sh\necho {{ engine_options.queue | quote }} {{ run | quote }}\n",
+        "their_engine-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: their_engine\nVersion: 1\n",
+        "their_engine-1.dist-info/entry_points.txt": "[gemmfleet.engines]\nmine = their_engine:SPEC\n",
+    })  # fmt: skip
     monkeypatch.syspath_prepend(str(tmp_path))
     engines.find_engine.cache_clear()
     yield
@@ -106,10 +105,7 @@ def test_the_worker_goes_into_the_image_with_its_folders(
     for name, file in node_files(plan, "run-1", "aiter", {}, 60.0).items():
         if name in ("launch.sh", "follow.sh", "tune.sh"):
             (tmp_path / name).write_bytes(file.data)
-    tool = tmp_path / "bin" / program
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    tool.chmod(0o755)
+    tool = write_program(tmp_path / "bin" / program, '#!/bin/sh\nprintf "%s\\n" "$@"\n')
     done = subprocess.run(
         ["sh", tmp_path / "tune.sh", "agent", "--slot", "1"], capture_output=True, text=True, check=True,
         env={"PATH": f"{tool.parent}:/usr/bin:/bin", "SLURM_JOB_ID": "7"},

@@ -14,6 +14,7 @@ from orchestrator.inventory.model import Node
 from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport.base import Completed
+from tests.support.files import write_program
 
 SINFO = """\
 gpu*|96|1000000|gpu:mi300x:8(S:0-1),nic:2|1-12:00:00
@@ -124,8 +125,7 @@ def test_why_a_lease_ended(login: Login, state: str, reason: str, preempted: str
 
 def test_a_check_leaves_nothing_where_sbatch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, does in (("sinfo", "printf 'gpu*|96|1000000|gpu:8|1:00:00\\n'"), ("sbatch", "cat >/dev/null; echo fine")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, f"#!/bin/sh\n{does}\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "inv.yaml").write_text("nodes: {p: {lease: slurm, gpus: 8, time: 1h}}\n")

@@ -26,6 +26,7 @@ from orchestrator.machines.node_link import engine_of, transport_of
 from orchestrator.machines.node_plan import NodePlan, plan_nodes
 from orchestrator.transport.ssh import SshTransport
 from tests.kits.worker import node as worker_node
+from tests.support.files import write_program
 from worker.device import SLOTS_ON_CORES, pin
 from worker.protocol import CPUS
 
@@ -118,8 +119,7 @@ def test_no_value_is_in_what_is_kept(private: NodePlan) -> None:
 def test_a_docker_daemon_here_that_is_down_is_known_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
-    (tmp_path / "docker").chmod(0o755)
+    write_program(tmp_path / "docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "inv.yaml").write_text("nodes:\n  here: {engine: docker, image: 'x:1', gpus: 0}\n")
     (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
@@ -132,10 +132,9 @@ def test_what_this_machine_lacks_for_the_tuner_is_known_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Python imports only what lies in a folder of ours, and AITER's usual place is ours, too."""
-    place, site, python = (tmp_path / name for name in ("opt/aiter", "site", "python"))
+    place, site = tmp_path / "opt/aiter", tmp_path / "site"
     monkeypatch.setattr(check_script, "PLACES", (str(place),))
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
+    python = write_program(tmp_path / "python", f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
     (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
 
     def prepared(tuner: str, gpus: str = "0", **more: Any) -> NodeReport | None:

@@ -21,6 +21,7 @@ from orchestrator.machines.node_check import COLUMNS, check_node, compare, unrea
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.standins.sysfs import unfold
+from tests.support.files import write_program
 from worker.agent.locks import DeviceLock
 from worker.protocol import LOCKS_ENV
 
@@ -44,9 +45,7 @@ def given(*devices: str, **options: Any) -> Node:
 def fake_docker(folder: Path, **says: str) -> None:
     """A `docker` that prints a planned answer by its first word, and fails at all others."""
     cases = "\n".join(f"{word}) printf '%s\\n' '{text}' ;;" for word, text in says.items())
-    folder.mkdir(exist_ok=True)
-    (folder / "docker").write_text(f'#!/bin/sh\ncase "$1" in\n{cases}\n*) echo "$1: no" >&2; exit 1 ;;\nesac\n')
-    (folder / "docker").chmod(0o755)
+    write_program(folder / "docker", f'#!/bin/sh\ncase "$1" in\n{cases}\n*) echo "$1: no" >&2; exit 1 ;;\nesac\n')
 
 
 def run(node: Node, root: Path, shell: str = "sh", *, brief: bool = False) -> Completed:

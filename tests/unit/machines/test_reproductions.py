@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.machines.node_folder import MAX_FILE, fetch_reproductions, unpack
 from orchestrator.transport.local import LocalTransport
+from tests.support.files import write_files
 
 NAME = "g0001-1/repro/a4w4-32-512-1024-2-0"
 GOOD = f"attempts/{NAME}/reproduce.sh"
@@ -28,9 +29,7 @@ def archive(*members: tuple[str, bytes, bytes]) -> bytes:
 
 def test_from_a_node_folder(tmp_path: Path) -> None:
     node, home = tmp_path / "it's a node", tmp_path / "home"
-    for name in (GOOD, f"attempts/{NAME}/untuned.csv", "attempts/g0002-1/aiter-1/x"):
-        (node / name).parent.mkdir(parents=True, exist_ok=True)
-        (node / name).write_text("text")
+    write_files(node, dict.fromkeys((GOOD, f"attempts/{NAME}/untuned.csv", "attempts/g0002-1/aiter-1/x"), "text"))
     found = fetch_reproductions(LocalTransport("n"), str(node), home)
     assert sorted(found) == [home / NAME / "reproduce.sh", home / NAME / "untuned.csv"]
     assert [p.stat().st_mode & 0o777 for p in sorted(found)] == [0o700, 0o600]

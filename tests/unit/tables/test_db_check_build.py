@@ -13,34 +13,27 @@ from orchestrator.cli.app import app
 from orchestrator.families import get_family
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.check import check_tables, verdict_of
-from tests.support.aiterbuild import A4W4, ASM, BLOCKSCALE, CK, CK2, CORE, line, text, tree, untuned
+from tests.standins.aiter.kernel_lists import ASM, CK, CK2, CORE, tree
+from tests.support.files import write_files
+from tests.support.tuned_tables import A4W4, BLOCKSCALE, line, untuned, write_table
 
 BF16 = get_family("a16w16")
-NAME = "x_a4w4_blockscale_tuned_gemm.csv"
+CONFIGS, NAME = "aiter/configs", "x_a4w4_blockscale_tuned_gemm.csv"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A tree of which one table holds two rows, and knows bf16's libtypes."""
     folder = tree(tmp_path / "aiter", core=CORE)
-    put(folder, A4W4.tuned_csv, text(A4W4, line(A4W4, M=900, kernelName=CK)))
-    put(folder, f"model_configs/{NAME}", text(A4W4, line(A4W4, M=901, kernelName=ASM)))
-    put(folder, A4W4.untuned_csv, untuned(A4W4))
-    put(folder, BLOCKSCALE.untuned_csv, untuned(BLOCKSCALE))
-    put(folder, "../tuned_gemm.py", "solMap = {'torch': 1, 'hipblaslt': 2, 'flydsl': 3, 'triton': 4}\n")
-    return folder
-
-
-def put(root: Path, name: str, content: str) -> None:
-    path = root / "aiter" / "configs" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
+    write_table(folder / CONFIGS / A4W4.tuned_csv, A4W4, line(A4W4, M=900, kernelName=CK))
+    write_table(folder / CONFIGS / f"model_configs/{NAME}", A4W4, line(A4W4, M=901, kernelName=ASM))
+    solutions = "solMap = {'torch': 1, 'hipblaslt': 2, 'flydsl': 3, 'triton': 4}\n"
+    lists = {f"{CONFIGS}/{family.untuned_csv}": untuned(family) for family in (A4W4, BLOCKSCALE)}
+    return write_files(folder, {**lists, "aiter/tuned_gemm.py": solutions})
 
 
 def table(folder: Path, *lines: str, name: str = f"my_{A4W4.tuned_csv}", of: Any = A4W4) -> Path:
-    path = folder / name
-    path.write_text(text(of, *lines))
-    return path
+    return write_table(folder / name, of, *lines)
 
 
 def cli(*words: object) -> tuple[int, str]:
@@ -121,7 +114,7 @@ def test_keys_are_held_to_all_tables_that_the_build_merges(tmp_path: Path, root:
     assert {p["level"] for p in problems(other, root, "--family", A4W4.name)} == {"warning"}
     same = table(tmp_path, *rows, name=NAME)  # takes the place of the build's
     assert [p["line"] for p in problems(same, root)] == [2]
-    put(root, A4W4.tuned_csv, text(A4W4, *rows[::2]))
+    write_table(root / CONFIGS / A4W4.tuned_csv, A4W4, *rows[::2])
     copy = table(tmp_path, *rows[::2], name="copy.csv")
     (found,) = problems(copy, root, "--family", A4W4.name)  # one line, and not one for each row
     assert (found["line"], found["text"].partition(":")[0]) == (
@@ -133,7 +126,7 @@ def test_keys_are_held_to_all_tables_that_the_build_merges(tmp_path: Path, root:
 
 
 def test_a_package_that_dispatch_imports_has_to_be_in_the_image(tmp_path: Path, root: Path) -> None:
-    put(root, "../ops/flydsl/names.py", 'import re\nNAME = re.compile(r"flydsl_x(\\d+)$")\n')
+    write_files(root, {"aiter/ops/flydsl/names.py": 'import re\nNAME = re.compile(r"flydsl_x(\\d+)$")\n'})
     path = table(tmp_path, line(BF16, M=1, libtype="flydsl", kernelName="flydsl_x1"), name=BF16.tuned_csv, of=BF16)
 
     def verdict(*, whole: bool) -> str:

@@ -17,15 +17,16 @@ from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.table_names import FORMS, family_of, model_names
-from tests.support.aiterbuild import A4W4, ASM, CK, CK2, line, text, tree
+from tests.standins.aiter.kernel_lists import ASM, CK, CK2, tree
+from tests.support.tuned_tables import A4W4, line, write_table
 from worker.families import FAMILIES, Family
 
 
 def table(path: Path, *rows: dict[str, Any], of: Family = A4W4, gfx: bool = True) -> Path:
     """A tuned table. Columns that a row does not give get plain defaults."""
-    made = text(of, *(line(of, **{"kernelName": ASM, "us": 5.0, "K": 64, **row}) for row in rows))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(made if gfx else re.sub("^[^,]*,", "", made, flags=re.M))
+    write_table(path, of, *(line(of, **{"kernelName": ASM, "us": 5.0, "K": 64, **row}) for row in rows))
+    if not gfx:
+        path.write_text(re.sub("^[^,]*,", "", path.read_text(), flags=re.M))
     return path
 
 

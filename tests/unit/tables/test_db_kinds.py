@@ -17,16 +17,15 @@ from orchestrator.families import get_family
 from orchestrator.tables.merge import merge
 from orchestrator.tables.mixing import check_db, table_beside
 from orchestrator.tables.provenance import read_records
-from tests.support.aiterbuild import A4W4, ASM, CK, line, text
+from tests.standins.aiter.kernel_lists import ASM, CK
+from tests.support.tuned_tables import A4W4, line, write_table
 
 TORCH, TRITON = "torch_lut256_t2", "triton_64x64x64_g8_k1_w4_s3"
 
 
 def table(path: Path, *kernels: str) -> Path:
     """A table with a row a kernel, of M 1, 2, ..."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text(A4W4, *(line(A4W4, M=m, kernelName=k) for m, k in enumerate(kernels, 1))))
-    return path
+    return write_table(path, A4W4, *(line(A4W4, M=m, kernelName=k) for m, k in enumerate(kernels, 1)))
 
 
 def row(m: int, kernel: str) -> dict[str, Any]:

@@ -27,22 +27,10 @@ from orchestrator.tables.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check
 from orchestrator.tables.checkout import Checkout
 from tests.kits.results import DEVICE, Run, ended, row, started
 from tests.paths import ROOT
-from tests.support import config_tree
-from tests.support.aiterbuild import (
-    A4W4,
-    ASM,
-    BLOCKSCALE,
-    CK,
-    CK2,
-    SKIPPED,
-    TILE,
-    checkout,
-    commit,
-    git,
-    line,
-    show,
-    text,
-)
+from tests.standins.aiter import config_files
+from tests.standins.aiter.checkout import SKIPPED, checkout, commit, git, show
+from tests.standins.aiter.kernel_lists import ASM, CK, CK2, TILE
+from tests.support.tuned_tables import A4W4, BLOCKSCALE, line, text
 from worker.protocol import record
 
 MODEL = "aiter/configs/model_configs/llama_a4w4_blockscale_tuned_gemm.csv"
@@ -298,15 +286,15 @@ def test_mistakes_are_one_line_and_leave_no_branch(
 
 def test_triton_configs_become_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def trial(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: bool) -> LookupTrial:
-        return config_tree.resolved(root, arch, calls)
+        return config_files.resolved(root, arch, calls)
 
     monkeypatch.setattr(merging, "run_trial", trial)
     root = checkout(tmp_path / "aiter")
     default = "gemm/gfx950-GEMM-A16W16.json"
-    config_tree.tree(root, {default: {"M_LEQ_64": config_tree.values(32), "any": config_tree.values(128)}})
+    config_files.tree(root, {default: {"M_LEQ_64": config_files.values(32), "any": config_files.values(128)}})
     commit(root, "configs")
     own = "gfx950-GEMM-A16W16-N=512-K=1024.json"
-    run = config_tree.winners(tmp_path / "r1", {own: {"M_LEQ_64": config_tree.values(16)}}, [{}])
+    run = config_files.winners(tmp_path / "r1", {own: {"M_LEQ_64": config_files.values(16)}}, [{}])
     device = {"device": "AMD Instinct MI355X", "versions": {"rocm": "7.1"}, "aiter": {"commit": "abc"}}
     devices = [{"node": "n1", "device": device}]
     document = {"run": "r1", "tuner": "aiter-triton", "argv": ["tune", "s.csv"], "devices": devices}

@@ -15,7 +15,8 @@ import pytest
 from orchestrator.engine.docker_options import DockerOptions
 from orchestrator.machines.node_files import node_files
 from orchestrator.machines.node_plan import NodePlan
-from tests.support.aiterbuild import CK2, tree
+from tests.standins.aiter.kernel_lists import CK2, tree
+from tests.support.files import write_files
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
@@ -37,10 +38,7 @@ def work_group(tasks):
 
 
 def test_a_lock_is_cleared_only_when_nobody_holds_it(tmp_path: Path) -> None:
-    build = tmp_path / "build"
-    (build / "module_x/build").mkdir(parents=True)
-    for name in ("lock_dead", "lock_open", "module_x/build/lock"):
-        (build / name).touch()
+    build = write_files(tmp_path / "build", dict.fromkeys(("lock_dead", "lock_open", "module_x/build/lock"), ""))
     with open(build / "lock_open"):
         assert len(clear_stale_locks([tmp_path, tmp_path / "nothing"])) == 2
     assert [p.name for p in build.rglob("*") if p.is_file()] == ["lock_open"]
@@ -65,11 +63,10 @@ def test_the_shim_is_used_only_on_what_it_knows(source: str, why: str) -> None:
 
 def shimmed(folder: Path, tasks: str, choice: CandidateChoice, func: str = "None") -> tuple[str, list[dict[str, Any]]]:
     """Output of a pool with these tasks in an image with a sitecustomize of its own, and the shim's journal."""
-    (folder / "aiter/utility").mkdir(parents=True, exist_ok=True)
-    for package in ("aiter", "aiter/utility"):
-        (folder / package / "__init__.py").touch()
-    (folder / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
-    (folder / "sitecustomize.py").write_text("import builtins; builtins.IMAGE_SAYS = 'hello'\n")
+    write_files(folder, {
+        "aiter/__init__.py": "", "aiter/utility/__init__.py": "", "aiter/utility/mp_tuner.py": MP_TUNER,
+        "sitecustomize.py": "import builtins; builtins.IMAGE_SAYS = 'hello'\n",
+    })  # fmt: skip
     program = f"tasks = [(i, {func}, (), {{}}) for i in {tasks}]\nfrom aiter.utility import mp_tuner\n"
     program += "print(IMAGE_SAYS, mp_tuner.work_group(tasks))"
     choice.write(folder / "blocked.jsonl")

@@ -11,8 +11,10 @@ import pytest
 from orchestrator.families import get_family
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.keys import key_of
-from tests.support.aiterbuild import A4W4 as FAMILY
-from tests.support.aiterbuild import ASM, CK, CK2, line, text, tree
+from tests.standins.aiter.kernel_lists import ASM, CK, CK2, tree
+from tests.support.files import write_files
+from tests.support.tuned_tables import A4W4 as FAMILY
+from tests.support.tuned_tables import line, text
 from worker.aiter_tree import kernel_lists
 from worker.aiter_tree.kernels import KernelAvailability
 from worker.foreign.runner import KEPT_VARIABLES, Limits
@@ -29,10 +31,8 @@ def answer(build: Build, family: str, **cells: str) -> KernelAvailability:
 
 def compiled(root: Path) -> Path:
     """The tree with a table of one row, from which its module is compiled."""
-    path = root / "aiter/configs/a4w4_blockscale_tuned_gemm.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text(FAMILY, line(FAMILY, M=7, kernelName=CK, kernelId=0)))
-    return root
+    table = text(FAMILY, line(FAMILY, M=7, kernelName=CK, kernelId=0))
+    return write_files(root, {"aiter/configs/a4w4_blockscale_tuned_gemm.csv": table})
 
 
 ROWS = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import InputError
 from orchestrator.families import check_tuner_options, get_tuner
 from tests.kits.worker import answers_of, of_type, run_group
-from tests.standins.triton_tree import make, values
+from tests.standins.aiter.triton_gemm import make, values
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError
 from worker.triton_configs.slowdown import is_slower

@@ -16,8 +16,9 @@ import pytest
 
 from orchestrator.bench.request import config_sets, gluon_files
 from tests.paths import TEST_DATA
-from tests.standins.kernels import flat_gluon, make_kernels
-from tests.support.config_tree import tree, values, winners
+from tests.standins.aiter.config_files import tree, values, winners
+from tests.standins.aiter.operators import flat_gluon, make_operators
+from tests.support.files import write_files, write_program
 from worker.aiter_tree.locate import tree_at
 from worker.bench.child import BackendServer
 from worker.bench.config_set import tree_with_configs
@@ -98,7 +99,7 @@ def test_torch_is_right_and_timed_in_every_format_that_it_has_here(stage: Stage)
 @pytest.mark.parametrize("date", ["old", "new"])
 def test_aiters_triton_gemms_and_dispatch_by_either_date(stage: Stage, tmp_path: Path, date: str) -> None:
     """Old and new places, the output third or sixth, a bias between; an output whose rows are padded to 32."""
-    root = make_kernels(tmp_path / "tree", date)
+    root = make_operators(tmp_path / "tree", date)
     who = stage.inside("aiter-triton", root=root)
     assert stage.facts["aiter"]["root"] == str(root)
     for family in KEYS:
@@ -119,10 +120,10 @@ def test_aiters_triton_gemms_and_dispatch_by_either_date(stage: Stage, tmp_path:
 
 
 def test_gluon_is_there_or_says_why(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new = stage.inside("aiter-gluon", root=make_kernels(tmp_path / "new", "new"))
+    new = stage.inside("aiter-gluon", root=make_operators(tmp_path / "new", "new"))
     assert stage.prepare(new, "a4w4_blockscale")["err"] == 0.0
     assert stage.refused(new, "a16w16", "no Gluon kernel for a16w16") == "unsupported"
-    root = make_kernels(tmp_path / "old", "old")
+    root = make_operators(tmp_path / "old", "old")
     old = stage.inside("aiter-gluon", root=root)
     assert stage.refused(old, "a4w4_blockscale", "no aiter/ops/triton/gluon/gemm_afp4wfp4.py") == "unavailable"
     # one from elsewhere is laid over a scratch copy, and the tree is left alone
@@ -138,7 +139,10 @@ def test_gluon_is_there_or_says_why(stage: Stage, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.full
 def test_a_backend_that_hangs_is_a_row_and_the_next_shape_gets_a_fresh_process(tmp_path: Path) -> None:
-    variables = {"GEMMFLEET_AITER_ROOT": str(make_kernels(tmp_path / "tree", "new")), "STANDIN_FAULT": "gemm_a8w8:hang"}
+    variables = {
+        "GEMMFLEET_AITER_ROOT": str(make_operators(tmp_path / "tree", "new")),
+        "STANDIN_FAULT": "gemm_a8w8:hang",
+    }
     who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", BenchOptions.parse(QUICK), QUICK, variables)
     with contextlib.closing(who):
         # a process that is up: on a busy machine its start alone may take longer than the hang is given
@@ -152,7 +156,7 @@ def test_a_backend_that_hangs_is_a_row_and_the_next_shape_gets_a_fresh_process(t
 def test_what_raises_or_is_wrong_is_told_and_never_timed(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    who = stage.inside("aiter-triton", root=make_kernels(tmp_path / "tree", "new"))
+    who = stage.inside("aiter-triton", root=make_operators(tmp_path / "tree", "new"))
     monkeypatch.setenv("STANDIN_FAULT", "gemm_a8w8:raise")
     assert stage.refused(who, "a8w8", "invalid configuration argument") == "error"
     monkeypatch.setenv("STANDIN_FAULT", "gemm_a8w8:wrong")
@@ -214,14 +218,11 @@ def test_as_many_calls_are_made_as_the_profiler_and_the_plain_mean_count(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operators that write down each call; the profiler is a stand-in that reports what was called."""
-    root = make_kernels(tmp_path / "tree", "new")
+    root = make_operators(tmp_path / "tree", "new")
     core = root / "aiter/_core.py"
     says = '    with open("called", "a") as f:\n        f.write(f"{op} {x.data_ptr()}\\n")\n    what = fault(op)\n'
     core.write_text(core.read_text().replace("    what = fault(op)\n", says))
-    tool = tmp_path / "bin" / "rocprofv3"
-    tool.parent.mkdir()
-    tool.write_text(TOOL.format(python=sys.executable, warmup=WARMUP))
-    tool.chmod(0o755)
+    tool = write_program(tmp_path / "bin" / "rocprofv3", TOOL.format(python=sys.executable, warmup=WARMUP))
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     raw, variables = {**QUICK, "timer": "rocprof"}, {"GEMMFLEET_AITER_ROOT": str(root)}
     who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", BenchOptions.parse(raw), raw, variables)
@@ -267,8 +268,7 @@ def test_a_trace_leaves_the_warm_up_out_and_kernels_are_selected_by_name(tmp_pat
 def test_a_runs_winners_are_laid_into_the_trees_files(tmp_path: Path) -> None:
     default, name = "gfx950-GEMM-A16W16.json", "gfx950-GEMM-A16W16-N=256-K=1024.json"
     root = tree(tmp_path / "tree", {f"gemm/{default}": {"M_LEQ_64": values(32), "any": values(128)}})
-    (root / "aiter/jit").mkdir(parents=True)
-    (root / "aiter/jit/core.py").touch()
+    write_files(root, {"aiter/jit/core.py": ""})
     won = {name: {"M_LEQ_64": values(16)}, default: {"M_LEQ_64": values(8)}}
     run = winners(tmp_path / "run", won, [{"N": 256, "file": name}, {"file": default}])
     made = tree_with_configs(tree_at(root), config_sets([f"a={run}"])["a"], tmp_path / "copy")

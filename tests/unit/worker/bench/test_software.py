@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files import write_files
 from worker.bench.software import installed
 
 
 def version_file(rocm: Path, version: str) -> Path:
     """A ROCm of this version; returns its folder."""
-    (rocm / ".info").mkdir(parents=True)
-    (rocm / ".info" / "version").write_text(f"{version}\n")
-    return rocm
+    return write_files(rocm, {".info/version": f"{version}\n"})
 
 
 def test_only_a_rocm_that_is_named_or_in_its_usual_place_counts(

@@ -1,4 +1,4 @@
-"""A tree of AITER's layout with one Triton GEMM of ours in it: a wrapper with `config=`, its loader, config files.
+"""A Triton GEMM of ours in the fake AITER: a wrapper with `config=`, its loader, config files.
 
 The loader does what `worker.triton_configs.resolve` says of AITER's: folders first, a specialised file replaces the
 default, M_LEQ_x by the bounds, then any. The wrapper completes a config as AITER's callers do.
@@ -10,6 +10,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from tests.standins.aiter.layout import make_packages
+from tests.support.files import write_files
 
 LOADER = """
 import json
@@ -146,14 +149,8 @@ def values(m: int = 16, n: int = 32, k: int = 32, *, amd: bool = False, **more: 
 def make(root: Path, configs: Mapping[str, Mapping[str, Any]], arch: str = "90", *, fused: bool = False) -> Path:
     """The tree, with config files of GEMM-A16W16 for a chip by their name (`DEFAULT.json`); `fused`: with an operator
     beside the wrapper that reads them."""
-    for name, text in {**FILES, **(FUSED_FILES if fused else {})}.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    for package in (root / "aiter", *(p for p in (root / "aiter").rglob("*") if p.is_dir())):
-        (package / "__init__.py").touch()
+    write_files(root, {**FILES, **(FUSED_FILES if fused else {})})
+    make_packages(root / "aiter")
     folder = root / BELOW / "configs" / arch / "triton" / "gemm" / "gemm_a16w16"
-    folder.mkdir(parents=True)
-    for name, buckets in configs.items():
-        (folder / name).write_text(json.dumps(buckets, indent=2) + "\n")
+    write_files(folder, {name: json.dumps(buckets, indent=2) + "\n" for name, buckets in configs.items()})
     return root

@@ -1,4 +1,4 @@
-"""Stand-in for AITER's operators at two dates: their places and parameters are as they were then.
+"""The operators of the fake AITER at two dates: their places and parameters are as they were then.
 
 Their products are computed by torch, slowly and correctly. None of AITER's code is in it.
 
@@ -13,6 +13,9 @@ import.
 from __future__ import annotations
 
 from pathlib import Path
+
+from tests.standins.aiter.layout import make_packages
+from tests.support.files import write_files
 
 _CORE = """
 import json, os, signal, sys, time
@@ -129,46 +132,33 @@ _SHUFFLE = "def shuffle_weight(x, layout=(16, 16)):\n    assert x.shape[0] % lay
 _FP4 = "def e8m0_shuffle(scale):\n    return scale.clone()\n"
 
 
-def make_kernels(folder: Path, date: str) -> Path:
-    """Write the package of a date to `folder`/aiter, which is also a tree that our probe knows; its root."""
-    package = folder / "aiter"
+def make_operators(root: Path, date: str) -> Path:
+    """Write the package of a date to `root`/aiter, which is also a tree that our probe knows; returns `root`."""
     new = date == "new"
-
-    def put(rel: str, text: str) -> None:
-        path = package / rel
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for parent in path.parents:
-            if parent == folder:
-                break
-            (parent / "__init__.py").touch()
-        path.write_text(text)
-
-    put("_core.py", _CORE)
-    put("jit/core.py", "")
-    place = "ops/triton/gemm/basic" if new else "ops/triton"
+    triton = "ops/triton/gemm/basic" if new else "ops/triton"
+    batched = "ops/triton/gemm/batched" if new else "ops/triton"
+    files = {
+        "_core.py": _CORE, "jit/core.py": "", "ops/gemm_op_a4w4.py": _DISPATCH_NEW if new else _DISPATCH_OLD,
+        "tuned_gemm.py": _TUNED, "ops/shuffle.py": _SHUFFLE, "utility/fp4_utils.py": _FP4,
+    }  # fmt: skip
     for op, form in _TRITON.items():
-        more = _PRESHUFFLED if new and op == "gemm_a8w8_blockscale" else ""
-        put(f"{place}/{op}.py", _module(op, _OLD_FP4 if not new and op == "gemm_afp4wfp4" else form) + more)
-    place = "ops/triton/gemm/batched" if new else "ops/triton"
-    for op, batched in _BATCHED.items():
-        named = op if new or op != "batched_gemm_a16wfp4" else "batched_gemm_afp4wfp4_pre_quant"
-        put(f"{place}/{named}.py", _batched(named, *batched))
-    put("ops/gemm_op_a4w4.py", _DISPATCH_NEW if new else _DISPATCH_OLD)
-    put("tuned_gemm.py", _TUNED)
-    put("ops/shuffle.py", _SHUFFLE)
-    put("utility/fp4_utils.py", _FP4)
+        form = _OLD_FP4 if not new and op == "gemm_afp4wfp4" else form
+        files[f"{triton}/{op}.py"] = _module(op, form)
+    for op, parts in _BATCHED.items():
+        name = op if new or op != "batched_gemm_a16wfp4" else "batched_gemm_afp4wfp4_pre_quant"
+        files[f"{batched}/{name}.py"] = _batched(name, *parts)
     if new:
-        put("ops/triton/gluon/gemm_afp4wfp4.py", _GLUON)
-        put("ops/triton/configs/gfx950/gluon/gemm/gemm_afp4wfp4/DEFAULT.json", "{}")
-    return folder
+        files[f"{triton}/gemm_a8w8_blockscale.py"] += _PRESHUFFLED
+        files["ops/triton/gluon/gemm_afp4wfp4.py"] = _GLUON
+        files["ops/triton/configs/gfx950/gluon/gemm/gemm_afp4wfp4/DEFAULT.json"] = "{}"
+    write_files(root / "aiter", files)
+    make_packages(root / "aiter")
+    return root
 
 
 def flat_gluon(folder: Path) -> Path:
     """The two files that the runbook copies beside an image without Gluon."""
-    folder.mkdir()
-    (folder / "gluon_gemm_afp4wfp4.py").write_text(_GLUON)
-    (folder / "gfx950-GEMM-AFP4WFP4.json").write_text("{}")
-    return folder
+    return write_files(folder, {"gluon_gemm_afp4wfp4.py": _GLUON, "gfx950-GEMM-AFP4WFP4.json": "{}"})
 
 
 def _module(op: str, form: str) -> str:

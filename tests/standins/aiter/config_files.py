@@ -1,4 +1,5 @@
-"""A tree of AITER with config files only, and a loader of ours in place of AITER's: folders first, flat files behind.
+"""The Triton config files of the fake AITER alone, and a loader of ours in place of AITER's: folders first, flat files
+behind.
 
 The loader's text has the marks by which `worker.triton_configs.resolve.read_loader` tells AITER's versions apart. It
 runs, so that the trial has something to ask.
@@ -15,7 +16,8 @@ from orchestrator.configs.aiter_trial import LoaderArguments
 from orchestrator.configs.config_tree import LookupTrial
 from orchestrator.configs.winners import AITER_FOLDER, COLUMNS, TABLE
 from orchestrator.files.write import write_csv
-from tests.standins import triton_tree
+from tests.standins.aiter import triton_gemm
+from tests.support.files import write_files
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for
 
@@ -36,27 +38,24 @@ FLAT = "STANDARD_M_BOUNDS = (16, 64)\ndef get_gemm_config(config_name, M, N=None
 
 def operator(root: Path, name: str, config: str = "GEMM-A16W16") -> Path:
     """The tree, with a fused operator that reads a config's files: its kernel's module and its wrapper's."""
-    kernels = root / TRITON / "_triton_kernels/gemm/fused" / f"{name}.py"
-    wrapper = root / TRITON / "gemm/fused" / f"{name}.py"
-    for path in (kernels, wrapper):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    kernels.write_text(f'def _get_config(M, N, K):\n    return get_gemm_config("{config}", M, N, K)\n')
-    wrapper.write_text(f"from aiter.ops.triton._triton_kernels.gemm.fused.{name} import _get_config\n")
+    kernels, wrapper = f"_triton_kernels/gemm/fused/{name}.py", f"gemm/fused/{name}.py"
+    write_files(root / TRITON, {
+        kernels: f'def _get_config(M, N, K):\n    return get_gemm_config("{config}", M, N, K)\n',
+        wrapper: f"from aiter.ops.triton._triton_kernels.gemm.fused.{name} import _get_config\n",
+    })  # fmt: skip
     return root
 
 
 def values(m: int = 16, **more: Any) -> dict[str, Any]:
     """A bucket's values with all required keys; BLOCK_SIZE_M tells it from others."""
-    return triton_tree.values(m, 64, 128, amd=True, **more)
+    return triton_gemm.values(m, 64, 128, amd=True, **more)
 
 
 def tree(root: Path, files: Mapping[str, Any], loader: str = FOLDERS) -> Path:
     """A tree with these files, named below `configs/`; objects become JSON, texts stay."""
-    for name, content in {LOADER.name: loader, **files}.items():
-        path = root / (LOADER if name == LOADER.name else CONFIGS / name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content if isinstance(content, str) else json.dumps(content, indent=2) + "\n")
-    return root
+    texts = {name: x if isinstance(x, str) else json.dumps(x, indent=2) + "\n" for name, x in files.items()}
+    texts = {LOADER.name: loader, **texts}
+    return write_files(root, {str(LOADER if n == LOADER.name else CONFIGS / n): text for n, text in texts.items()})
 
 
 def text_of(root: Path) -> dict[str, str]:

@@ -1,0 +1,238 @@
+"""The publication for vLLM and SGLang (`tables/publish.py` is the flow): config files with the times of each M.
+
+`make_commits` merges the winners of each run into the worktree, as `configs merge` does (`merge.py`). A file that does
+not hold is left out with its reasons, such as an M that would become slower. The journal of the merge is not committed.
+The text has a `LayerTable` for each layer of a file, with the times that `measured_ms.py` reads. What the text says of
+the engines' own scripts and servers stands in its template.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import __version__
+from orchestrator.configs.config_tree import FileChange
+from orchestrator.configs.engine_tree import PROJECT_NAMES
+from orchestrator.configs.measured_ms import FileLayer, MeasuredM, measured_of_run
+from orchestrator.configs.merge import MergeReport, merge_run, path_below
+from orchestrator.configs.winners import WinnerFile, describe_layer, engine_of_winners
+from orchestrator.errors import InputError
+from orchestrator.tables.publish import PlannedCommit, Published, PublishRequest, nothing_to_publish
+from orchestrator.tables.pull_request import Evidence, collect_evidence
+from worker.triton_configs import slowdown
+from worker.triton_configs.engine_package import ENGINE_MODULES, EnginePackage, Layer, ServingEngineError, locate_engine
+from worker.triton_configs.m_ranges import USUAL_KEYS
+
+MOST_ROWS = 400
+"""If the tables have more M, only the usual keys are shown: GitHub refuses a text of over 65,536 characters."""
+TITLE_TAGS = {"vllm": "[Kernel][Perf]", "sglang": "[MoE]"}
+KIND_NAMES = {"moe": "fused MoE", "linear": "block-FP8 linear"}
+"""Names of a layer's kind in the text."""
+SCRIPTS = {
+    ("vllm", "moe"): "benchmarks/kernels/benchmark_moe.py",
+    ("vllm", "linear"): "benchmarks/kernels/bench_block_fp8_gemm.py",
+    ("sglang", "moe"): "benchmark/kernels/fused_moe_triton/benchmark_sglang_fused_moe_triton.py",
+}
+"""The engines' own scripts that time what the look-up chooses. The text has their commands; they are not run here."""
+FACTS = {
+    "device": "GPU",
+    "driver": "driver",
+    "cuda": "CUDA",
+    "rocm": "ROCm",
+    "torch": "torch",
+    "triton": "Triton",
+    "engine": "engine when measured",
+    "image": "image digest",
+}
+"""Fields of a slot's record, and their names in the text."""
+NEEDED = ("device", "driver", "triton", "engine")
+"""Fields that a review asks for."""
+
+
+@dataclass(slots=True)
+class LayerTable:
+    """The times of a layer in a file. `file`: its path below the checkout; `before`: `default`, `shipped`, or the name
+    of the folder that the configs before were read from."""
+
+    file: str
+    layer: Layer
+    before: str
+    rows: list[MeasuredM]
+
+    @property
+    def title(self) -> str:
+        """The layer in words."""
+        block = f", block_shape {list(self.layer.block)}" if self.layer.block else ""
+        return f"{KIND_NAMES[self.layer.op]} {describe_layer(self.layer)}, {self.layer.dtype or 'bf16'}{block}"
+
+    @property
+    def changed(self) -> list[MeasuredM]:
+        """The M that get another config."""
+        return [row for row in self.rows if not row.is_kept]
+
+    @property
+    def changes(self) -> list[float]:
+        """The changes at all M that get another config, at all routings."""
+        return [change for row in self.changed for change in row.changes] or [0.0]
+
+    @property
+    def mean_change(self) -> float:
+        """The geometric mean of `changes`."""
+        logs = [math.log1p(change) for change in self.changes]
+        return math.expm1(sum(logs) / len(logs))
+
+
+@dataclass(slots=True)
+class EnginePublication:
+    """The winners of runs for a checkout of an engine, such as "vllm"."""
+
+    engine: str
+    runs: Sequence[Path]
+    template: str = "engine-pull-request.md.j2"
+    tables: list[LayerTable] = field(default_factory=list)
+    winner_files: list[WinnerFile] = field(default_factory=list)
+    """Those that are published."""
+    refused: list[str] = field(default_factory=list)
+    """The reasons why files were left out."""
+    missing_scripts: list[str] = field(default_factory=list)
+    """The engine's own scripts that the checkout lacks."""
+
+    @property
+    def branch_words(self) -> list[str]:
+        """The name of what is published, for the name of the branch."""
+        return [f"{self.engine}-configs"]
+
+    def make_commits(self, request: PublishRequest, tree: Path, published: Published) -> list[PlannedCommit]:
+        """See `Publication`."""
+        package = self._package_in(tree, request.onto)
+        texts: dict[str, str] = {}
+        for run in self.runs:
+            try:
+                report = merge_run(run, package.folder, leave_out_refused=True)
+            except InputError as e:
+                raise InputError([fault.replace(str(tree), str(request.onto)) for fault in e.faults]) from e
+            texts |= self._take_changes(report, run, tree.resolve(), published)
+        if not texts:
+            raise nothing_to_publish(published, self.refused + published.notes)
+        self._compare_kernels(package, published)
+        self.missing_scripts = [path for path in SCRIPTS.values() if not (tree / path).is_file()]
+        published.rows += [row for table in self.tables for row in _rows_of(table)]
+        published.title = request.title or self._title(request.model)
+        return [PlannedCommit(published.title, texts)]
+
+    def _package_in(self, tree: Path, onto: Path) -> EnginePackage:
+        """The engine's package in the worktree. Raises InputError if the checkout is another project's."""
+        wanted = PROJECT_NAMES[self.engine]
+        way_out = f"the winners are for {wanted}: give a checkout of it"
+        try:
+            package = locate_engine(tree)
+        except ServingEngineError:
+            raise InputError(f"{onto}: is not a checkout of {wanted}; {way_out}") from None
+        if package.project != self.engine:
+            raise InputError(f"{onto}: is a checkout of {PROJECT_NAMES[package.project]}; {way_out}")
+        return package
+
+    def _take_changes(self, report: MergeReport, run: Path, tree: Path, published: Published) -> dict[str, str]:
+        """The texts of the files that a merge wrote, by path below the checkout; noted with what it left out."""
+        texts: dict[str, str] = {}
+        measured = measured_of_run(run)
+        for change in report.changes:
+            file = path_below(change.path, tree)
+            texts[file] = change.after
+            tables = _tables_of(change, file, measured)
+            published.files[file] = dict(Counter(row.outcome for table in tables for row in table.rows))
+            self.winner_files.append(change.winner_file)
+            self.tables += tables
+            if change.callers:
+                published.notes.append(f"{change.path.name} is also read by {', '.join(change.callers)}")
+        for winner_file, faults in report.refused:
+            self.refused += faults
+            published.rows.append({"file": winner_file.path.name, "outcome": "refused", "why": "; ".join(faults)})
+        published.notes += report.notes
+        if report.proof:
+            result = f"{report.proof} gives all {report.lookups:,} configs as planned"
+            published.add_check(f"look-up, {run.name}", passed=True, text=result)
+        return texts
+
+    def _compare_kernels(self, package: EnginePackage, published: Published) -> None:
+        """Add whether the checkout has the kernels that were measured. A newer kernel is no fault, but a reviewer has
+        to know."""
+        modules = ENGINE_MODULES[self.engine]
+        for file in self.winner_files:
+            _, version, source = file.place.engine
+            module = modules.moe if file.layers[0].op == "moe" else modules.fp8
+            kernel = Path(*module.split(".")).with_suffix(".py")
+            digest = hashlib.sha256((package.folder.parent / kernel).read_bytes()).hexdigest()
+            result = f"the file that was measured in {version or 'a checkout'} (sha256 {source}...)"
+            if not digest.startswith(source):
+                result = f"another version than {result}"
+            published.checks = [check for check in published.checks if check[0] != f"kernel, {kernel}"]
+            published.add_check(f"kernel, {kernel}", passed=True, text=result)
+
+    def _title(self, model: str) -> str:
+        """`[Kernel][Perf] Tune fused MoE configs of MODEL on NVIDIA H200`."""
+        kinds = sorted({KIND_NAMES[table.layer.op] for table in self.tables})
+        devices = sorted({file.place.device.name for file in self.winner_files})
+        return f"{TITLE_TAGS[self.engine]} Tune {' and '.join(kinds)} configs of {model} on {', '.join(devices)}"
+
+    def check_branch(self, request: PublishRequest, tree: Path, published: Published) -> None:
+        """Nothing is left to check: the merge has asked the engine's own look-up."""
+
+    def evidence(self, request: PublishRequest) -> Evidence:
+        """See `Publication`."""
+        return collect_evidence([], self.winner_files, self.runs, request.runs, FACTS, NEEDED)
+
+    def text_values(self, request: PublishRequest, published: Published) -> dict[str, Any]:
+        """See `Publication`."""
+        has_too_many = sum(len(table.rows) for table in self.tables) > MOST_ROWS
+        return {
+            "engine": self.engine,
+            "tables": self.tables,
+            "refused": self.refused,
+            "usual_ms": USUAL_KEYS,
+            "shown_ms": USUAL_KEYS if has_too_many else None,
+            "scripts": {op: path for (engine, op), path in SCRIPTS.items() if engine == self.engine},
+            "missing_scripts": self.missing_scripts,
+            "version": __version__,
+            "err_ratio": max(row.err_ratio for file in self.winner_files for row in file.measured),
+            "rule": slowdown,
+        }
+
+
+def open_engine_publication(sources: Sequence[Path]) -> EnginePublication | None:
+    """The publication of runs whose winners are an engine's files, None if there is no such run. Raises InputError if
+    the sources are not for one checkout."""
+    engines = [engine_of_winners(source) for source in sources]
+    if not any(engines):
+        return None
+    if len(set(engines)) > 1:
+        named = [
+            f"{path.name} ({PROJECT_NAMES.get(name, 'AITER')})" for path, name in zip(sources, engines, strict=True)
+        ]
+        raise InputError(f"{', '.join(named)}: these are not for one checkout; publish each project's on their own")
+    return EnginePublication(engines[0], list(dict.fromkeys(sources)))
+
+
+def _tables_of(change: FileChange, file: str, measured: Mapping[FileLayer, list[MeasuredM]]) -> list[LayerTable]:
+    """The tables of a changed file, one for each layer that was measured."""
+    before = "shipped"
+    if change.before is None:
+        before = "default" if change.source == change.path else change.source.parent.name
+    name = change.winner_file.path.name
+    return [LayerTable(file, layer, before, measured[name, layer]) for layer in change.winner_file.layers]
+
+
+def _rows_of(table: LayerTable) -> Iterator[dict[str, Any]]:
+    """The rows of the command's document."""
+    for row in table.rows:
+        why = "no range with another config is worth it"
+        if not row.is_kept:
+            why = f"{max(row.changes, default=0.0):+.1%}"
+        names = {"file": table.file, "layer": table.title, "M": row.m}
+        yield {**names, "outcome": row.outcome, "why": why, "times": row.times}
