@@ -220,6 +220,12 @@ def _cpuinfo(path: Path) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+def driver_version(root: Path = Path("/")) -> str:
+    """The version of NVIDIA's driver, or of an amdgpu module that is not the kernel's own; "" if it is not known."""
+    nvidia = nvidia_smi(("driver_version",)).splitlines()
+    return nvidia[0].strip() if nvidia else text_of(root / "sys/module/amdgpu/version")
+
+
 def nvidia_smi(fields: Sequence[str]) -> str:
     """Output of nvidia-smi on these fields, "" if it is missing, fails, or takes too long."""
     argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,26 +10,44 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import RunsOpt
+from orchestrator.configs.winners import engine_of_winners
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
-from orchestrator.results.gain import gain_of_workload, times_before
+from orchestrator.results.gain import (
+    ShapeGain,
+    WorkloadGain,
+    calls_of_run,
+    gain_of_engine,
+    gain_of_workload,
+    times_before,
+)
 from orchestrator.shapes.aiter_log import read_calls
 from orchestrator.shapes.model import describe
+from worker.families import Family
 from worker.text import and_more, plural
+
+SUM_OF_CALLS = (
+    "the times of single calls add up to that of a step within 3 % (decode steps replayed as CUDA graphs; one model,"
+    " one H200)"
+)
+"""Measured at seven M: the step took 0.97 to 1.03 of the sum."""
 
 
 def gain(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or a prefix of it, or its folder.")],
     workload: Annotated[
-        Path, typer.Option(metavar="LOG", help="AITER's log of the workload, or a shape list with a column count.")
-    ],
+        Path | None,
+        typer.Option(
+            metavar="LOG", help="AITER's log, or a shape list with a column count; default: the run's own shapes."
+        ),
+    ] = None,
     before: Annotated[
         Path | None, typer.Option(metavar="TABLE", help="Tuned table before; default: what the run's merge met.")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds that the workload took in all.", metavar="S")
+        float | None, typer.Option(min=0.0, help="Seconds that the workload took in all, or one step.", metavar="S")
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
@@ -39,48 +58,92 @@ def gain(
     paths = find_run(runs, run)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
-        calls = read_calls(workload, family)
-        winners = ledger.winners()
-        won = gain_of_workload(winners, calls, times_before(paths, winners, before, family), family)
+        calls = read_calls(workload, family) if workload else calls_of_run(paths, ledger)
+        if engine_of_winners(paths.root):
+            won = gain_of_engine(paths.root, calls, family)
+        else:
+            winners = ledger.winners()
+            won = gain_of_workload(winners, calls, times_before(paths, winners, before, family), family)
     if not won.rows:
         raise InputError(
-            f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload} has a time before the run; name the"
-            " table of then with --before"
+            f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload or 'the run'} has a time before the run;"
+            " name the table of then with --before"
         )
-    share = won.won_us / won.before_us
-    end_to_end = won.won_us / seconds / 1e6 if seconds else None
-    without_time = [describe(key) for key in won.left_out]
-    page = Page(
-        {
-            "run": paths.run,
-            "before_us": won.before_us,
-            "won_us": won.won_us,
-            "sigma_us": won.sigma_us,
-            "share": share,
-            "end_to_end": end_to_end,
-            "left_out": without_time,
-            "rows": [{"shape": describe(row.key), **asdict(row), "won_us": row.won_us} for row in won.rows],
-        }
-    )
-    heads = ("shape", "calls", "us before", "us after", "won, ms")
-    rows = [
-        (
-            describe(row.key),
-            f"{row.calls:g}",
-            f"{row.before_us:.2f}",
-            f"{row.after_us:.2f}",
-            f"{row.won_us / 1e3:.3f}",
-        )
-        for row in won.rows
-    ]
-    page.table(heads, rows, "shape", right=heads[1:])
-    if without_time:
-        shapes = plural(len(without_time), "shape")
-        page.line(f"left out, without a time before: {shapes}: {and_more(without_time, 4)}")
-    won_ms = f"{won.won_us / 1e3:.3f} ms +- {won.sigma_us / 1e3:.3f} ms of it won"
-    won_share = f"({share:.1%} +- {won.sigma_us / won.before_us:.1%})"
-    before_ms = f"{won.before_us / 1e3:.3f} ms before"
-    page.line(f"GEMM time of {plural(len(won.rows), 'shape')}: {before_ms}, {won_ms} {won_share}")
-    bound = "" if end_to_end is None else f": {end_to_end:.2%} of {seconds:g} s"
-    page.line(f"end to end at most that{bound}")
+    steps = _steps(won, family)
+    page = Page(_document(paths.run, won, steps, seconds))
+    _add_rows(page, won)
+    _add_sum(page, won)
+    if workload is None and len(steps) > 1:
+        _add_steps(page, steps, seconds)
+    else:
+        bound = f": {won.won_us / seconds / 1e6:.2%} of {seconds:g} s" if seconds else ""
+        page.line(f"end to end at most that{bound}")
+    if workload is None:
+        page.line(SUM_OF_CALLS)
+        if set(calls.values()) == {1.0}:
+            page.aside("note: the run's list has no column `count`, so each shape counts once")
     return page
+
+
+def _document(
+    run: str, won: WorkloadGain, steps: Mapping[int, WorkloadGain], seconds: float | None
+) -> dict[str, object]:
+    """Return the document of --json."""
+    by_m = {m: {"before_us": step.before_us, "won_us": step.won_us} for m, step in steps.items()}
+    return {
+        "run": run,
+        "before_us": won.before_us,
+        "won_us": won.won_us,
+        "sigma_us": won.sigma_us,
+        "share": won.won_us / won.before_us,
+        "end_to_end": won.won_us / seconds / 1e6 if seconds else None,
+        "left_out": [describe(key) for key in won.left_out],
+        "rows": [{"shape": describe(row.key), **asdict(row), "won_us": row.won_us} for row in won.rows],
+        "by_m": by_m,
+    }
+
+
+def _add_rows(page: Page, won: WorkloadGain) -> None:
+    """Add the table of shapes."""
+    heads = ("shape", "calls", "us before", "us after", "won, ms")
+    rows = []
+    for row in won.rows:
+        us = (f"{row.before_us:.2f}", f"{row.after_us:.2f}")
+        rows.append((describe(row.key), f"{row.calls:g}", *us, f"{row.won_us / 1e3:.3f}"))
+    page.table(heads, rows, "shape", right=heads[1:])
+    if won.left_out:
+        shapes = plural(len(won.left_out), "shape")
+        names = [describe(key) for key in won.left_out]
+        page.line(f"left out, without a time before: {shapes}: {and_more(names, 4)}")
+
+
+def _add_sum(page: Page, won: WorkloadGain) -> None:
+    """Add the sums of all shapes. An engine's tuner keeps no spread."""
+    won_ms = f"{won.won_us / 1e3:.3f} ms"
+    share = f"{won.won_us / won.before_us:.1%}"
+    if won.sigma_us:
+        won_ms += f" +- {won.sigma_us / 1e3:.3f} ms"
+        share += f" +- {won.sigma_us / won.before_us:.1%}"
+    before_ms = f"{won.before_us / 1e3:.3f} ms before"
+    page.line(f"GEMM time of {plural(len(won.rows), 'shape')}: {before_ms}, {won_ms} of it won ({share})")
+
+
+def _steps(won: WorkloadGain, family: Family) -> dict[int, WorkloadGain]:
+    """Return the part of each M: one step of a server runs one M."""
+    place = family.key_names.index(family.m_column)
+    by_m: dict[int, list[ShapeGain]] = {}
+    for row in won.rows:
+        by_m.setdefault(int(row.key[place]), []).append(row)
+    return {m: WorkloadGain(tuple(by_m[m]), ()) for m in sorted(by_m)}
+
+
+def _add_steps(page: Page, steps: Mapping[int, WorkloadGain], seconds: float | None) -> None:
+    """Add the sums of each M, with their share of a step's seconds."""
+    heads = ["M", "GEMM time before, ms", "won, ms"]
+    rows = [[str(m), f"{step.before_us / 1e3:.3f}", f"{step.won_us / 1e3:.3f}"] for m, step in steps.items()]
+    if seconds:
+        heads.append(f"of {seconds:g} s at most")
+        for cells, step in zip(rows, steps.values(), strict=True):
+            cells.append(f"{step.won_us / seconds / 1e6:.2%}")
+    page.table(heads, rows, "M", right=heads)
+    page.line("one step of a server runs one M: it wins at most what the line of its M says")

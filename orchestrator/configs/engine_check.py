@@ -4,7 +4,7 @@
 `check_file` checks one. A rule for the entries of a file is one more `yield` in `_entry_faults`.
 An error: the engine never reads the file, fails on it, or computes wrong results with it. A warning: it is read rarely,
 spills, or serves M that are far from its keys. A note: worth a look. There is one finding a file and rule.
-`engine_tree.py` merges winners into such files. Imports torch and triton.
+`engine_tree.py` merges winners into such files. Imports triton, and torch in those processes only.
 """
 
 from __future__ import annotations

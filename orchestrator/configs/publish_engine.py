@@ -152,8 +152,10 @@ class EnginePublication:
             if change.callers:
                 published.notes.append(f"{change.path.name} is also read by {', '.join(change.callers)}")
         for winner_file, faults in report.refused:
-            self.refused += faults
-            published.rows.append({"file": winner_file.path.name, "outcome": "refused", "why": "; ".join(faults)})
+            # a public text does not show the folders of this machine
+            reasons = [fault.removeprefix(f"{winner_file.path.parent}/") for fault in faults]
+            self.refused += [f"{winner_file.path.name}: {reason}" for reason in reasons]
+            published.rows.append({"file": winner_file.path.name, "outcome": "refused", "why": "; ".join(reasons)})
         published.notes += report.notes
         if report.proof:
             result = f"{report.proof} gives all {report.lookups:,} configs as planned"
@@ -169,9 +171,10 @@ class EnginePublication:
             module = modules.moe if file.layers[0].op == "moe" else modules.fp8
             kernel = Path(*module.split(".")).with_suffix(".py")
             digest = hashlib.sha256((package.folder.parent / kernel).read_bytes()).hexdigest()
-            result = f"the file that was measured in {version or 'a checkout'} (sha256 {source}...)"
+            measured = f"measured with {self.engine} {version or 'of a checkout'} (sha256 {source}...)"
+            result = f"the same file as {measured}"
             if not digest.startswith(source):
-                result = f"another version than {result}"
+                result = f"another file than {measured}"
             published.checks = [check for check in published.checks if check[0] != f"kernel, {kernel}"]
             published.add_check(f"kernel, {kernel}", passed=True, text=result)
 

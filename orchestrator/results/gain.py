@@ -1,6 +1,7 @@
 """The worth of a run's winners: their gain over the calls of a workload, and over the median candidate.
 
-`gemmfleet gain` calls `times_before`, then `gain_of_workload`. The page of a run's end shows `gains_over_median`, and
+`gemmfleet gain` calls `calls_of_run` if the user gives no workload, then `times_before` and `gain_of_workload`, or
+`gain_of_engine` for a run of an engine's tuner. The page of a run's end shows `gains_over_median`, and
 `noise_note` on winners whose times are not to be trusted. What a run with --by-value won is in `planning/roofline.py`.
 """
 
@@ -10,19 +11,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from orchestrator.command_hints import command
+from orchestrator.configs.measured_ms import measured_of_run
 from orchestrator.families import grid_point
 from orchestrator.files.read import read_json
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths
-from orchestrator.shapes.model import NOW, numbers
+from orchestrator.shapes.model import COUNT, NOW, numbers
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.keys import Key
 from orchestrator.tables.table import read_table
 from worker.families import Family
 from worker.text import and_more, plural
+from worker.triton_configs.engine_package import Layer
 
 MOST_NAMED = 4
 SIGMA = 1.4826
@@ -65,6 +68,55 @@ class WorkloadGain:
     def sigma_us(self) -> float:
         """Standard deviation of `won_us`. The calls of a shape share one error; errors of shapes are independent."""
         return math.hypot(*(row.calls * row.sigma_us for row in self.rows))
+
+
+def calls_of_run(paths: RunPaths, ledger: LedgerReader) -> dict[Key, float]:
+    """The calls of the run's own shapes: the column `count` of the user's list, or else one each."""
+    if paths.annotations.exists():
+        counts = numbers(read_shapes(paths.annotations, ledger.family), COUNT)
+        if counts:
+            return counts
+    return dict.fromkeys(ledger.keys.values(), 1.0)
+
+
+def gain_of_engine(run: Path, calls: Mapping[Key, float], family: Family) -> WorkloadGain:
+    """The gain of a run of an engine's tuner, which measured both times side by side; of several routings the mean.
+
+    An M that was not measured is left out. The spread is not known. Raises InputError.
+    """
+    times: dict[tuple[object, ...], tuple[float, float]] = {}
+    for (_, layer), rows in measured_of_run(run).items():
+        for row in rows:
+            pairs = [pair for pair in row.times.values() if pair[0] > 0]
+            if pairs:
+                times[_sizes_of_layer(row.m, layer)] = (fmean(old for old, _ in pairs), fmean(new for _, new in pairs))
+    gains = []
+    left_out = []
+    for key, count in calls.items():
+        pair = times.get(_sizes_of_key(key, family))
+        if pair is None:
+            left_out.append(key)
+        else:
+            gains.append(ShapeGain(key, count, *pair))
+    gains.sort(key=lambda gain: -gain.won_us)
+    return WorkloadGain(tuple(gains), tuple(left_out))
+
+
+def _sizes_of_layer(m: int, layer: Layer) -> tuple[object, ...]:
+    """The values that tell a shape of an engine's layer from others; as `_sizes_of_key`."""
+    if layer.op == "moe":
+        return (m, layer.k, layer.n, layer.e, layer.topk, bool(layer.dtype), bool(layer.block))
+    return (m, layer.n, layer.k)
+
+
+def _sizes_of_key(key: Key, family: Family) -> tuple[object, ...]:
+    """The values that tell a shape of a run of an engine's tuner from others."""
+    named = family.named_key(key)
+    if not family.two_stages:
+        return tuple(named[name] for name in "MNK")
+    sizes = [named[name] for name in ("token", "model_dim", "inter_dim", "expert", "topk")]
+    scale = str(named["q_type"])
+    return (*sizes, scale != "QuantType.No", "x128" in scale)
 
 
 def gain_of_workload(

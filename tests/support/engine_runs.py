@@ -17,9 +17,9 @@ from orchestrator.families import get_family
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
-from orchestrator.shapes.model import Shape
+from orchestrator.shapes.model import Key, Shape, render_shapes
 from tests.kits.results import Run, ended, row, started
-from tests.support.aiterbuild import commit, git
+from tests.standins.aiter.checkout import commit, git
 from tests.support.engines import tree
 from worker.protocol import record
 from worker.triton_configs.engine_package import EngineDevice, Layer
@@ -46,8 +46,8 @@ def engine_run(
     facts = {"project": project, "version": engine.version, "source": engine.source_hash(layer.op)}
     file = {**facts, "layer": asdict(layer), "device": asdict(device), "file": engine.file_name(layer)}
     calls = counts or dict.fromkeys(sorted({m for m, _ in times}), 1)
-    family = get_family("a8w8_blockscale")
-    shapes = [Shape(i, (m, layer.n, layer.k)) for i, m in enumerate(calls, 1)]
+    family = get_family("fmoe" if layer.op == "moe" else "a8w8_blockscale")
+    shapes = [Shape(i, _key_of(layer, m)) for i, m in enumerate(calls, 1)]
     about = {"gfx": f"sm_{device.arch}", "cu_num": 132, "device": device.name, "torch": "2.11.0", "cuda": "13.0"}
     about |= {"triton": "3.6.0", "driver": "580.95", "engine": facts}
     folder.mkdir(parents=True)
@@ -79,7 +79,22 @@ def engine_run(
         results = RunResults.read(run.ledger)
         export(results, RunPaths(folder), make_provenance(results, config))
         write_winners(run.ledger, folder)
+    if counts:
+        by_key = {shape.key: counts[int(shape.key[0])] for shape in shapes}
+        (folder / "annotations.csv").write_text(render_shapes(by_key, family, by_key))
     return folder
+
+
+def _key_of(layer: Layer, m: int) -> Key:
+    """A shape's key of the families that the tuner has."""
+    if layer.op == "linear":
+        return (m, layer.n, layer.k)
+    scale = "QuantType.No"
+    if layer.dtype:
+        scale = "QuantType.per_1x128" if layer.block else "QuantType.per_Tensor"
+    operands = "torch.float8_e4m3fn" if layer.dtype else "torch.bfloat16"
+    sizes = (m, layer.k, layer.n, layer.e, layer.topk)
+    return (*sizes, "ActivationType.Silu", "torch.bfloat16", operands, operands, scale, 1, 0)
 
 
 def repository(folder: Path, root: Path) -> Path:

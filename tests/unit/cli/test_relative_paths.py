@@ -21,6 +21,7 @@ from tests.standins.aiter.config_files import tree as config_tree
 from tests.standins.aiter.config_files import values, winners
 from tests.standins.aiter.kernel_lists import CK
 from tests.standins.aiter.kernel_lists import tree as aiter_tree
+from tests.support.model_classes import ask_here
 from tests.support.tuned_tables import A4W4, line, text
 from worker.families import FAMILIES
 
@@ -159,6 +160,7 @@ def typed(words: str, prefix: str) -> Done:
 def test_a_relative_path_is_as_good_as_an_absolute_one(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
+    monkeypatch.setattr("orchestrator.shapes.model_config.ask_class", ask_here)  # no path reaches the child
     said: dict[str, list[tuple[int, list[str]]]] = {}
     for prefix in ("", "./", "../", f"{tmp_path}/absolute/"):
         root = tmp_path / ("absolute" if prefix.startswith("/") else f"as{len(prefix)}")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.configs import engine_tree
 from orchestrator.errors import InputError
-from tests.support.aiterbuild import checkout, commit, git, show
+from tests.standins.aiter.checkout import checkout, commit, git, show
 from tests.support.engine_runs import NEW, Times, engine_run, repository
 from tests.support.engines import H200, ask_here, copy
 from worker.triton_configs.engine_package import Layer
@@ -79,7 +79,7 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
         "gemmfleet tune shapes.csv --tuner vllm",
         "# not in this checkout: benchmarks/kernels/bench_block_fp8_gemm.py",
         f"python3 {SCRIPT} --model some/model --tp-size TP --dtype fp8_w8a8 --trust-remote-code --batch-size 8 4096\n",
-        "fp8_utils.py | the file that was measured in 0.33.0", "the look-up of vLLM 0.33.0 gives all ",
+        "fp8_utils.py | the same file as measured with vllm 0.33.0 (sha256 ", "the look-up of vLLM 0.33.0 gives all ",
         "| A1 | base", "--linear-backend triton",
     ):  # fmt: skip
         assert line in document["body"], line

@@ -132,5 +132,7 @@ def test_the_gain_over_a_workload(bench: Bench) -> None:
     assert document["end_to_end"] == pytest.approx(won / 1e6)
     assert document["sigma_us"] > 0
     assert "left out, without a time before: 1 shape: 1x4096x512" in bench.run(*gain).out
+    own = bench.run("gain", bench.paths.root, "--json").json()
+    assert {r["shape"]: r["calls"] for r in own["rows"]} == {f"{m}x{n}x{k}": calls for m, n, k, calls in ROWS}
     before = bench.table(("gfx950", 256, 1, 512, 512, 77.0), ("gfx942", 304, 1, 512, 512, 5.0))
     assert bench.run(*gain, "--before", before, "--json").json()["rows"][0]["before_us"] == 77.0

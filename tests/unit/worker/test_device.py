@@ -100,6 +100,13 @@ def test_amd_gpus_whole_partitioned_and_with_sensors_that_fail(tmp_path: Path) -
     assert (one["pci"], one) == ("0000:05:00.0", other)
 
 
+@pytest.mark.parametrize(("said", "version"), [("580.95.05\n580.95.05\n", "580.95.05"), ("", "6.14.14")])
+def test_the_drivers_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, version: str) -> None:
+    put(tmp_path / "sys/module/amdgpu/version", "6.14.14\n")
+    monkeypatch.setattr(device, "nvidia_smi", lambda fields: said)
+    assert device.driver_version(tmp_path) == version
+
+
 def test_other_machines(tmp_path: Path) -> None:
     reading = {"source": "cpu", "clock_mhz": 3000.0, "temperature_c": {"coretemp": 63.5}}
     assert conditions.Gauge({}, unfold("cpu", tmp_path)).read() == reading

@@ -5,7 +5,8 @@ A look-up is a function of the engine that forms a file's name from the sizes of
 there. `EngineLookups.find_lookup` gives all of them the sizes in a file's name, and sees which one forms that very
 name. `bind` and `compiled` then run the engine's launcher with an entry on tensors without memory: it ends where Triton
 would compile, or with the compiled kernel. `orchestrator/configs/engine_check.py` makes findings of the answers; the
-tuner's own launches are in `source.py`. Imports torch and triton.
+tuner's own launches are in `source.py`. Imports triton, and torch only to ask an engine: `configs check` itself does
+without its two seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import torch
 import triton
 import triton.language as tl
 
@@ -40,6 +40,9 @@ from worker.triton_configs.serving_engine import (
 from worker.tuners.search.compiling import compile_candidate, compile_for, compiling, facts_of
 from worker.tuners.search.source import CompileFacts, KernelSource
 from worker.tuners.search.target import Target, datasheet_target
+
+if TYPE_CHECKING:
+    import torch
 
 Table = Mapping[int, Values]
 """The entries of a file by M."""
@@ -226,6 +229,8 @@ class EngineLookups:
 
     def _lookup_arguments(self, file: EngineConfigFile) -> Values:
         """The sizes of a file by the parameters' names of all look-ups."""
+        import torch
+
         layer = file.layer
         block_n, block_k = layer.block or (0, 0)
         plain_dtype = torch.float32 if layer.dtype == "float32" else torch.bfloat16
@@ -338,6 +343,8 @@ class EngineLookups:
 
     def _empty(self, dtype: str, *sizes: int) -> torch.Tensor:
         """A tensor without memory. `dtype`: as in file names, of which the first word counts; bf16 for all others."""
+        import torch
+
         dtypes = {"fp8": self.engine.device.fp8, "int8": torch.int8, "float32": torch.float32, "int32": torch.int32}
         return torch.empty(*sizes, dtype=dtypes.get(dtype.partition("_")[0], torch.bfloat16), device="meta")
 

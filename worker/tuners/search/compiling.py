@@ -9,7 +9,6 @@ follow their key there. Registers depend on Triton's version: numbers hold for t
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import struct
@@ -97,20 +96,32 @@ def compiling() -> Iterator[list[Any]]:
 
 def untouched_tensors(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """The tensors that `make` gives by name, in their forms on the CPU, of memory that is never touched: to compile
-    with."""
+    with.
+
+    `make` runs on torch's meta device, whose tensors have forms and no memory, whatever device it names. FakeTensorMode
+    would do the same, but it imports torch's compiler, which costs each process that compiles two seconds.
+    """
     import torch
 
-    with _fake_tensor_mode():
+    with torch.device("meta"), _meta_mode():
         tensors = {name: tensor for name, tensor in make().items() if tensor is not None}
-    return {name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for name, t in tensors.items()}
+    return {name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for name, t in tensors.items()}
 
 
-@functools.cache
-def _fake_tensor_mode() -> Any:
-    """Mode in which tensors have forms and no memory; one, as tables that are kept between calls belong to it."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def _meta_mode() -> Any:
+    """Mode in which torch's functions take the meta device for the one that they are given, and no generator."""
+    from torch import device
+    from torch.overrides import TorchFunctionMode
 
-    return FakeTensorMode()
+    class OnMeta(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = dict(kwargs or {})
+            named.pop("generator", None)
+            if "device" in named:
+                named["device"] = "meta"
+            return function(*("meta" if isinstance(value, device) else value for value in args), **named)
+
+    return OnMeta()
 
 
 def facts_of(kernels: list[Any], grid: tuple[int, ...] = ()) -> CompileFacts:

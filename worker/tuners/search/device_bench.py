@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from worker.device import driver_version
 from worker.text import byte_words, plural
 from worker.tuners.common.device import Device, canary, device_seconds, timed_canary
 from worker.tuners.common.operands import count_copies, error_ratio, poison
@@ -71,10 +72,12 @@ class DeviceBench:
         source.enter(self.target if interpreted else None)
 
     def info(self) -> dict[str, Any]:
-        """gfx, cu_num, device, torch, cuda or hip, triton, and where throttling is seen."""
+        """gfx, cu_num, device, driver, torch, cuda or hip, triton, and where throttling is seen."""
         info = {**self._device.info(), "triton": triton.__version__, "clock": self._clock.source}
         if self._interpreted:
             info["interpreter"] = "right answers only: its times are no GPU's"
+        else:
+            info["driver"] = driver_version()
         return info
 
     def enter_thread(self) -> None:

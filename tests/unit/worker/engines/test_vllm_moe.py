@@ -281,15 +281,15 @@ from dataclasses import replace
 import torch
 from worker.triton_configs.engine_package import EngineDevice
 from worker.tuners.common.operands import error_ratio, poison
-from worker.tuners.engines.moe import MoeSource
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import tile_config
-what, root, name, arch, key, dtype, configs = sys.argv[1:]
-target = datasheet_target(int(arch) if arch.isdigit() else arch)
-source = MoeSource(root, EngineDevice(name, target.arch))
-for token, values in json.loads(configs):
-    p = source.problem("fmoe", {**json.loads(key), "token": token}, target.gfx)
+from worker.tuners.engines.moe import MoeSource
+what, root, jobs = sys.argv[1:]
+for name, arch, key, values, dtype in json.loads(jobs):
+    target = datasheet_target(arch)
+    source = MoeSource(root, EngineDevice(name, arch))
+    p = source.problem("fmoe", key, target.gfx)
     p = replace(p, dtype=dtype or p.dtype, label="zipf1")
     if what == "compile":
         status, detail, f = compile_candidate(source, target, source.job(p, tile_config(values)))
@@ -305,57 +305,43 @@ for token, values in json.loads(configs):
         errs += [error_ratio(out[: one.numel()].view_as(one), one), error_ratio(out[one.numel() :].view_as(two), two)]
     print(json.dumps(errs))
 """
-
-
-def asked(
-    what: str,
-    folder: Path,
-    device: EngineDevice,
-    key: dict[str, Any],
-    *given: tuple[int, dict[str, int]],
-    dtype: str = "",
-) -> Any:
-    """Run the code above: an answer for each number of tokens with its config."""
-    words = (what, str(tree("vllm")), device.name, str(device.arch), json.dumps(key), dtype, json.dumps(given))
-    return answers_of(CODE, *words, cache=folder / "cache", interpreted=what == "run")
-
-
-@pytest.mark.parametrize(
-    ("quant", "dtype", "device"),
-    # the interpreter takes bfloat16 for integers: the path without scales is run in float32
-    [(BF16, "float32", H200), (TENSOR, "", H200), (BLOCK, "", H200), (BLOCK, "", MI355X)],
-)
-def test_both_products_of_the_engines_kernel_are_right_for_each_copy(
-    tmp_path: Path, quant: dict[str, str], dtype: str, device: EngineDevice
-) -> None:
-    more = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16} if device is MI355X else {}
-    given = [(1, values(**more)), (3, values(8, 128, 64, GROUP_SIZE_M=16, **more))]
-    assert asked("run", tmp_path, device, {**KEY, **quant}, *given, dtype=dtype) == [[0.0] * 6] * 2
-
-
 AMD = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16}
 
 
-@pytest.mark.parametrize(
-    ("device", "quant", "more"),
-    [
-        (H200, BF16, {}),
-        (MI355X, BLOCK, AMD),
-        pytest.param(H200, BLOCK, {}, marks=pytest.mark.full),
-        pytest.param(MI355X, BF16, AMD, marks=pytest.mark.full),
-    ],
-)
-def test_one_job_compiles_both_products_for_a_chip_that_is_not_here(
-    tmp_path: Path, quant: dict[str, str], device: EngineDevice, more: dict[str, int]
-) -> None:
-    key = {**KEY, **quant, "model_dim": 2048, "inter_dim": 768, "expert": 128, "topk": 8}
-    given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 64, num_stages=3, **more)]
-    found = asked("compile", tmp_path, device, key, *((512, v) for v in given))
-    assert [status for status, _, _ in found] == ["ok"] * 3, found
-    assert found[0][2][3] != found[1][2][3]
-    assert found[2][2][0] > 3 * (64 + 128) * 64
+def asked(what: str, folder: Path, *jobs: tuple[EngineDevice, dict[str, Any], dict[str, int], str]) -> list[Any]:
+    """Run the code above: an answer for each (device, key, config, dtype), all in one process."""
+    documents = [(device.name, device.arch, *job) for device, *job in jobs]
+    words = (what, str(tree("vllm")), json.dumps(documents))
+    return answers_of(CODE, *words, cache=folder / "cache", interpreted=what == "run")
+
+
+def test_both_products_of_the_engines_kernel_are_right_for_each_copy(tmp_path: Path) -> None:
+    """The interpreter takes bfloat16 for integers: the path without scales is run in float32."""
+    jobs: list[tuple[EngineDevice, dict[str, Any], dict[str, int], str]] = []
+    for quant, dtype, device in ((BF16, "float32", H200), (TENSOR, "", H200), (BLOCK, "", H200), (BLOCK, "", MI355X)):
+        more = AMD if device is MI355X else {}
+        jobs.append((device, {**KEY, **quant, "token": 1}, values(**more), dtype))
+        jobs.append((device, {**KEY, **quant, "token": 3}, values(8, 128, 64, GROUP_SIZE_M=16, **more), dtype))
+    assert asked("run", tmp_path, *jobs) == [[0.0] * 6] * len(jobs)
+
+
+def test_one_job_compiles_both_products_for_a_chip_that_is_not_here(tmp_path: Path) -> None:
+    def job(device: EngineDevice, quant: dict[str, str], config: dict[str, int]) -> Any:
+        key = {**KEY, **quant, "model_dim": 2048, "inter_dim": 768, "expert": 128, "topk": 8, "token": 512}
+        return device, key, config | (AMD if device is MI355X else {}), ""
+
+    jobs: list[Any] = []
+    for device, quant in ((H200, BF16), (MI355X, BLOCK)):
+        configs = (values(), values(GROUP_SIZE_M=16), values(64, 128, 64, num_stages=3))
+        jobs += [job(device, quant, config) for config in configs]
+    found = asked("compile", tmp_path, *jobs, job(H200, BLOCK, values()), job(MI355X, BF16, values()))
+    assert [status for status, _, _ in found] == ["ok"] * 8, found
+    for first in (0, 3):
+        plain, grouped, large = (facts for _, _, facts in found[first : first + 3])
+        assert plain[3] != grouped[3]
+        assert large[0] > 3 * (64 + 128) * 64
     kernels = list(tmp_path.glob("cache/**/fused_moe_kernel.json"))
-    assert len(kernels) == 6
+    assert len(kernels) == 16
 
 
 def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
