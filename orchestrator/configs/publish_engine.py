@@ -18,7 +18,6 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.configs.config_tree import FileChange
-from orchestrator.configs.engine_tree import PROJECT_NAMES
 from orchestrator.configs.measured_ms import FileLayer, MeasuredM, measured_of_run
 from orchestrator.configs.merge import MergeReport, merge_run, path_below
 from orchestrator.configs.winners import WinnerFile, describe_layer, engine_of_winners
@@ -26,7 +25,14 @@ from orchestrator.errors import InputError
 from orchestrator.tables.publish import PlannedCommit, Published, PublishRequest, nothing_to_publish
 from orchestrator.tables.pull_request import Evidence, collect_evidence
 from worker.triton_configs import slowdown
-from worker.triton_configs.engine_package import ENGINE_MODULES, EnginePackage, Layer, ServingEngineError, locate_engine
+from worker.triton_configs.engine_package import (
+    ENGINE_MODULES,
+    PROJECT_NAMES,
+    EnginePackage,
+    Layer,
+    ServingEngineError,
+    locate_engine,
+)
 from worker.triton_configs.m_ranges import USUAL_KEYS
 
 MOST_ROWS = 400
@@ -147,6 +153,8 @@ class EnginePublication:
             texts[file] = change.after
             tables = _tables_of(change, file, measured)
             published.files[file] = dict(Counter(row.outcome for table in tables for row in table.rows))
+            if change.path.name != change.winner_file.path.name:
+                continue  # the file of the second product has the same rows
             self.winner_files.append(change.winner_file)
             self.tables += tables
             if change.callers:
