@@ -54,7 +54,7 @@ DB = (
 )
 CONFIGS = (
     CommandEntry(
-        "merge", "configs:merge_configs", "Write the winners of a run into the files that AITER, vLLM or SGLang loads."
+        "merge", "configs:merge_configs", "Write the winners of a run into files of AITER, vLLM or SGLang."
     ),
     CommandEntry("undo", "configs:undo_configs", "Take back the last merge into a tree."),
     CommandEntry("check", "configs:check_configs", "Check Triton config files on this machine's CPU."),

@@ -50,7 +50,7 @@ def merge_configs(
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
-    """Write the winners of a run into the files that AITER, vLLM or SGLang loads.
+    """Write the winners of a run into files of AITER, vLLM or SGLang.
 
     The project's own look-up proves every file before and after; `configs undo` takes the merge back.
     """

@@ -83,17 +83,18 @@ class SglangMoeSource(MoeSource):
     ) -> list[KernelLaunch]:
         import triton.language as tl
 
-        up, down = (values, values) if problem.part else split_pair(values)
+        up, down = entries_of(problem, values)
         block = up[ROWS]
-        is_padded = bool(problem.part or down.get(TMA))
+        is_padded = is_first_padded(problem, values)
         is_fp8 = problem.scale != "none"
         get = operands.get
         routing = [operands[name] for name in ("scores", "ids", f"slots{block}", f"owners{block}", f"padded{block}")]
         first_out, second_out = _outputs(problem, out, block, is_padded)
-        y, ys = operands["y"], get("ys")
+        y = operands[f"y{block}"] if is_padded else operands["y"]
+        y_scales = get("ys")
         if is_padded:
-            y, ys = operands[f"y{block}"], get(f"ys{block}", ys)
-        scales = {id(operands["x"]): get("xs"), id(y): ys}
+            y_scales = get(f"ys{block}", y_scales)
+        scales = {id(operands["x"]): get("xs"), id(y): y_scales}
 
         def start(product: int, rows: torch.Tensor, to: torch.Tensor, entry: Values, **tma: bool) -> None:
             config = {key: value for key, value in entry.items() if key != TMA}
@@ -127,8 +128,7 @@ class SglangMoeSource(MoeSource):
     ) -> list[Call]:
         """The first call, which is checked, also puts the rows of a padded first output into the order of the slots."""
         calls = MoeSource.launch(self, problem, candidate, operands, out)
-        _, down = split_pair(candidate.values)
-        if problem.part == "down" or not (problem.part or down.get(TMA)):
+        if problem.part == "down" or not is_first_padded(problem, candidate.values):
             return calls
         block = candidate.number(ROWS)
         padded_out, _ = _outputs(problem, out, block, True)
@@ -141,6 +141,17 @@ class SglangMoeSource(MoeSource):
             in_order[slots[places]] = padded_out[places]
 
         return [checked, *calls[1:]]
+
+
+def entries_of(problem: MoeProblem, values: Values) -> tuple[Values, Values]:
+    """The configs of both products; of a part its own for either."""
+    return (values, values) if problem.part else split_pair(values)
+
+
+def is_first_padded(problem: MoeProblem, values: Values) -> bool:
+    """True if the first output lies in the order of experts, because the second product loads it through TMA."""
+    _, down = entries_of(problem, values)
+    return bool(problem.part or down.get(TMA))
 
 
 def _sorted_rows(rows: torch.Tensor, slots: torch.Tensor, problem: MoeProblem, block: int) -> torch.Tensor:
