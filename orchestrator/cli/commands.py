@@ -53,9 +53,7 @@ DB = (
     CommandEntry("export", "db:export_tables", "Make AITER use tuned tables: environment lines or files."),
 )
 CONFIGS = (
-    CommandEntry(
-        "merge", "configs:merge_configs", "Write the winners of a run into files of AITER, vLLM or SGLang."
-    ),
+    CommandEntry("merge", "configs:merge_configs", "Write the winners of a run into files of AITER, vLLM or SGLang."),
     CommandEntry("undo", "configs:undo_configs", "Take back the last merge into a tree."),
     CommandEntry("check", "configs:check_configs", "Check Triton config files on this machine's CPU."),
 )
@@ -81,7 +79,7 @@ HEADINGS: dict[str, tuple[CommandEntry | GroupEntry, ...]] = {
         CommandEntry("report", "report:report", "Write the page of a run: one HTML file, no server needed."),
         CommandEntry("gain", "gain:gain", "Sum what a run won over the calls of a workload."),
         CommandEntry("verify", "verify:verify", "Check on nodes that AITER uses the tuned rows correctly."),
-        CommandEntry("publish", "publish:publish", "Commit winners to a branch of a local checkout of AITER."),
+        CommandEntry("publish", "publish:publish", "Commit winners to a branch of AITER, vLLM or SGLang."),
     ),
     "Fleet": (
         CommandEntry("selftest", "selftest:selftest", "Try on one node with an MI355X what nobody has seen there yet."),

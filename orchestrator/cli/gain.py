@@ -139,11 +139,10 @@ def _steps(won: WorkloadGain, family: Family) -> dict[int, WorkloadGain]:
 
 def _add_steps(page: Page, steps: Mapping[int, WorkloadGain], seconds: float | None) -> None:
     """Add the sums of each M, with their share of a step's seconds."""
-    heads = ["M", "GEMM time before, ms", "won, ms"]
-    rows = [[str(m), f"{step.before_us / 1e3:.3f}", f"{step.won_us / 1e3:.3f}"] for m, step in steps.items()]
-    if seconds:
-        heads.append(f"of {seconds:g} s at most")
-        for cells, step in zip(rows, steps.values(), strict=True):
-            cells.append(f"{step.won_us / seconds / 1e6:.2%}")
+    rows = []
+    for m, step in steps.items():
+        bound = f"{step.won_us / seconds / 1e6:.2%}" if seconds else ""
+        rows.append((str(m), f"{step.before_us / 1e3:.3f}", f"{step.won_us / 1e3:.3f}", bound))
+    heads = ("M", "GEMM time before, ms", "won, ms", f"of {seconds:g} s at most" if seconds else "")
     page.table(heads, rows, "M", right=heads)
     page.line("one step of a server runs one M: it wins at most what the line of its M says")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import RunsOpt, TableFamilyOpt
-from orchestrator.configs.merge import merge_to_publish
+from orchestrator.configs.publish_aiter import AiterPublication, open_aiter_publication
 from orchestrator.configs.publish_engine import EnginePublication, open_engine_publication
 from orchestrator.errors import InputError
 from orchestrator.files.read import read_text
@@ -19,7 +19,6 @@ from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables import publish as publishing
-from orchestrator.tables.publish_aiter import AiterPublication, open_aiter_publication
 
 MOST_RESULTS = 1 << 16
 """Bytes of a file with end-to-end results: GitHub refuses a longer text."""
@@ -73,7 +72,7 @@ def publish(
     family: TableFamilyOpt = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
-    """Commit winners to a branch of a local checkout of AITER, vLLM or SGLang.
+    """Commit winners to a branch of AITER, vLLM or SGLang.
 
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
@@ -125,7 +124,7 @@ def _open_publication(paths: Sequence[Path], family: str | None) -> EnginePublic
     for_engine = open_engine_publication(paths)
     if for_engine:
         return for_engine
-    return open_aiter_publication(paths, family, RunFacts, merge_to_publish)
+    return open_aiter_publication(paths, family, RunFacts)
 
 
 def _default_folder(first: Path, branch: str) -> Path:

@@ -32,7 +32,6 @@ from orchestrator.configs.winners import (
 )
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
-from orchestrator.tables.publish_aiter import ConfigPart
 from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice
@@ -307,22 +306,6 @@ def undo_merge(root: Path) -> dict[str, Any]:
     journal = max(journals_of(root), key=lambda j: (j.last_number, j.path.stat().st_mtime if j.path.exists() else 0.0))
     with journal.writing():
         return journal.take_back()
-
-
-def merge_to_publish(run: Path, checkout: Path) -> ConfigPart:
-    """Merge a run's winners into a checkout, for `publish`. Raises InputError."""
-    winner_files = read_winners(run)
-    report = merge_run(run, checkout)
-    texts: dict[str, str] = {}
-    buckets: dict[str, int] = {}
-    for change in report.changes:
-        name = str(change.path.relative_to(checkout))
-        texts[name] = change.after
-        buckets[name] = len(change.winner_file.winners)
-    notes = list(report.notes)
-    if report.proof:
-        notes.append(f"config files: proven by {report.proof}")
-    return ConfigPart(texts, buckets, winner_files, notes)
 
 
 def path_below(path: Path, root: Path | str) -> str:

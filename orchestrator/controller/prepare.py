@@ -34,6 +34,7 @@ from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan, memory_note, queue_of, risk_notes
 from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, estimate_worths
 from orchestrator.results.recheck import chip_of_rows
+from orchestrator.shapes.captured_routings import read_captured
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, numbers
 from orchestrator.shapes.reader import family_of_list, read_shapes, union
 from orchestrator.tables.mixing import check_db, not_for_aiter
@@ -170,6 +171,8 @@ def _read_inputs(request: RunRequest) -> RunInputs:
     listed = union(lists) if request.more else lists[0]
     if spec.wants_counts:
         options |= _counts(listed)
+    if spec.wants_captures and (folder := options.pop("topk_ids", "")):
+        options["captured"] = read_captured(Path(folder), listed, family)
     return RunInputs(inventory_path, inventory_text, inventory, family, tuner, spec, options, listed)
 
 

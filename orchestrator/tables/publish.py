@@ -4,7 +4,7 @@
 `Publication` of the project: `make_commits`, then `check_branch`, then `text_values`. It writes the text, and makes the
 branch at the very end, so a publication that fails or is killed leaves no branch. Nothing is pushed.
 
-`publish_aiter.py` is the publication for AITER, `configs/publish_engine.py` the one for vLLM and SGLang.
+`configs/publish_aiter.py` is the publication for AITER, `configs/publish_engine.py` the one for vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -87,11 +87,6 @@ class PublishRequest:
     def logs(self) -> Path:
         """The folder of the checks' logs."""
         return self.folder / "checks"
-
-    @property
-    def run_folders(self) -> list[Path]:
-        """Those of the sources that are runs."""
-        return [path for path in self.sources if path.is_dir()]
 
 
 class PlannedCommit(NamedTuple):

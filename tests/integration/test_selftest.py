@@ -16,6 +16,7 @@ from orchestrator.results import selftest_trial
 from tests.integration.test_verify import table as verified_table
 from tests.kits.fleet import Bench
 from tests.standins.aiter import make_tree
+from tests.standins.sysfs import add_gpus
 from tests.waiting import PATIENCE_S, wait_until
 
 PLANTED = ("zeus-gpu-07", "olympus", "projekt-geheim", "hera.corp.example", "s3cret-value", "my-company")
@@ -27,14 +28,13 @@ WORKAROUNDS = {6: "asm_dir_symlink", 7: "tile_column_case", 8: "k_trim"}
 
 def planted(bench: Bench, date: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An inventory of one node, with names in it that are nobody's business."""
-    for gpu in range(2):
-        folder = bench.root / "sys" / "class" / "kfd" / "kfd" / "topology" / "nodes" / str(gpu)
-        folder.mkdir(parents=True)
-        text = f"simd_count 1024\nsimd_per_cu 4\ngfx_target_version 90500\ndrm_render_minor {128 + gpu}\n"
-        (folder / "properties").write_text(text)
     secret = bench.root / "projekt-geheim"
     tree = make_tree(secret, date)
-    for name, value in (("GEMMFLEET_SYS", str(bench.root / "sys")), ("TOLD", "s3cret-value"), ("HOME", str(secret))):
+    for name, value in (
+        ("GEMMFLEET_SYS", str(add_gpus(bench.root / "sys"))),
+        ("TOLD", "s3cret-value"),
+        ("HOME", str(secret)),
+    ):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", bench.env()["PYTHONPATH"])
     # the tree prints what a careless image might print

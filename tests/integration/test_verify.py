@@ -13,6 +13,7 @@ from orchestrator.paths import RunConfig
 from tests.kits.fleet import Bench
 from tests.standins.aiter import Tree, make_tree
 from tests.standins.aiter.operators import make_operators
+from tests.standins.sysfs import add_gpus
 
 BF16 = "torch.bfloat16"
 MOE = (
@@ -40,12 +41,7 @@ def table(bench: Bench, *ms: int, cu_num: int = 256) -> Path:
 
 
 def test_every_slot_proves_its_share(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for gpu in range(2):
-        folder = bench.root / "sys" / "class" / "kfd" / "kfd" / "topology" / "nodes" / str(gpu)
-        folder.mkdir(parents=True)
-        text = f"simd_count 1024\nsimd_per_cu 4\ngfx_target_version 90500\ndrm_render_minor {128 + gpu}\n"
-        (folder / "properties").write_text(text)
-    monkeypatch.setenv("GEMMFLEET_SYS", str(bench.root / "sys"))
+    monkeypatch.setenv("GEMMFLEET_SYS", str(add_gpus(bench.root / "sys")))
     node(bench, "newest", gpus="[0, 1]")
     done = bench.run("verify", "-v", "-i", bench.inventory, "--table", table(bench, 64, 128, 192), "--json").ok()
     rows = done.json()["nodes"][0]["rows"]

@@ -64,19 +64,20 @@ class Done:
         return json.loads(self.out)
 
 
-def command(*argv: object) -> Done:
+def command(*argv: object, stdin: str = "") -> Done:
     """Run `gemmfleet ARGV` in this process. A user's mistake is an exit code, and anything else that is raised fails
     the test."""
     words = [str(word) for word in argv]
     out, err, code = io.StringIO(), io.StringIO(), 0
     before, sys.argv = sys.argv, ["gemmfleet", *words]
+    before_stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin.encode()))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main(words)
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
     finally:
-        sys.argv = before
+        sys.argv, sys.stdin = before, before_stdin
     return Done(code, out.getvalue(), err.getvalue())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.paths import TEST_DATA
@@ -28,3 +29,14 @@ def put(path: Path, content: str) -> None:
     """Write a file of sysfs; a backslash and n stand for a new line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content.replace("\\n", "\n") + "\n")
+
+
+def add_gpus(root: Path, minors: Sequence[int] = (128, 129)) -> Path:
+    """Write the topology of MI355X with these render minors below `root`, which is returned."""
+    for number, minor in enumerate(minors, 1):
+        node = root / f"class/kfd/kfd/topology/nodes/{number}"
+        put(
+            node / "properties",
+            f"simd_count 1024\\nsimd_per_cu 4\\ngfx_target_version 90500\\ndrm_render_minor {minor}",
+        )
+    return root

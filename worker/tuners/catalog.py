@@ -110,6 +110,8 @@ class TunerSpec:
     wants_counts: bool = False
     """Its options name the calls of each shape of the workload, as `counts`, where the shapes file has a column
     `count`."""
+    wants_captures: bool = False
+    """Its option `topk_ids` is a folder of routings that a server captured, which reach it as the text `captured`."""
     err_ratio: Callable[[str], float] = lambda family: 0.05
     """(family) -> largest share of wrong elements of a winner."""
     flags: tuple[Flag, ...] = ()

@@ -84,6 +84,9 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
     ):  # fmt: skip
         assert line in document["body"], line
     assert f"# not in this checkout: {SCRIPT}" not in document["body"]
+    alone = publish(moe, "--onto", vllm, "--branch", "moe")
+    assert list(alone["files"]) == [MOE_FILE]
+    assert "linear" not in alone["body"]
 
 
 def test_a_file_that_would_make_an_m_slower_is_left_out_with_its_reason(tmp_path: Path, vllm: Path) -> None:

@@ -7,13 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory, resolved
 from orchestrator.inventory.model import Inventory, dumps
 from orchestrator.inventory.references import reference_names, unset_references
+from tests.kits.fleet import command
 from tests.paths import ROOT
 from tests.support.inventory_page import PAGE, SCHEMA, with_tables
 from worker import registry
@@ -273,21 +272,18 @@ def test_docs_name_every_option_and_the_example_is_real(tmp_path: Path) -> None:
 
 
 def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def check(*words: str) -> str:
-        done = CliRunner().invoke(app, ["inventory", "check", *words])
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done.output
+    def check(*words: object) -> str:
+        done = command("inventory", "check", *words).ok()
+        return done.out + done.err
 
     monkeypatch.delenv("FLEET_USER", raising=False)
     assert check("--schema") == dumps()
-    said = check(str(EXAMPLE))
+    said = check(EXAMPLE)
     assert "gpu-node-1: ssh to gpu-node-1.example.com, docker with rocm/atom" in said
     assert "not set in your environment now: FLEET_USER" in said
-    with pytest.raises(InventoryError):
-        check("--env", str(EXAMPLE))
+    command("inventory", "check", "--env", EXAMPLE).failed_with(2)
     monkeypatch.setenv("FLEET_USER", "someone-private")
-    said = check("--env", "--json", str(EXAMPLE))
+    said = check("--env", "--json", EXAMPLE)
     assert "someone-private" not in said
     first = json.loads(said)["nodes"][0]
     assert (first["name"], first["references"]) == ("gpu-node-1", {"FLEET_USER": True})
@@ -295,20 +291,19 @@ def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest
         ("slurm", "mi355: 1 to 8 leases by Slurm, partition compute, asked for on login1, processes, gpus 8"),
         ("kubernetes", "pool: 1 to 8 leases by Kubernetes, pods with rocm/pytorch:latest, gpus 8"),
     ):
-        said = check(str(EXAMPLE.with_name(f"{example}.example.yaml")))
+        said = check(EXAMPLE.with_name(f"{example}.example.yaml"))
         assert words in said
         assert "this machine" not in said
     # variables that are not set are named beside the other faults: of the file, or of what it names
     (tmp_path / "unset.yaml").write_text("nodes:\n  a:\n    gpu: 1\n    host: ${env:NOT_SET}  # ${env:NO_WORD}\n")
     (tmp_path / "key.yaml").write_text("nodes: {a: {transport: ssh, host: '${env:NOT_SET}', identity: /no/such/key}}\n")
     for name, other in (("unset", r"unset\.yaml:3: .*gpu"), ("key", "no file '/no/such/key'")):
-        with pytest.raises(InventoryError) as e:
-            check("--env", str(tmp_path / f"{name}.yaml"))
-        assert len(e.value.faults) == 2
-        assert re.search(other, str(e.value))
-        assert "${env:NOT_SET}, and NOT_SET is not set here: export NOT_SET=..." in str(e.value)
+        done = command("inventory", "check", "--env", tmp_path / f"{name}.yaml")
+        done.failed_with(2, "${env:NOT_SET}, and NOT_SET is not set here: export NOT_SET=...")
+        assert len(done.err.splitlines()) == 2
+        assert re.search(other, done.err)
     (tmp_path / "bad.yaml").write_text("nodes: {a: {gpu: 1, token: x}}")
-    found = json.loads(CliRunner().invoke(app, ["inventory", "check", "--json", str(tmp_path / "bad.yaml")]).stdout)
+    found = command("inventory", "check", "--json", tmp_path / "bad.yaml").json()
     assert (found["ok"], len(found["faults"])) == (False, 2)
 
 
@@ -319,9 +314,9 @@ def test_an_identity_that_is_not_there_is_found_by_inventory_check(tmp_path: Pat
         ("keyy", f"inv.yaml:2: node n: identity: no file '{tmp_path}/keyy' is here"),
     ):
         (tmp_path / "inv.yaml").write_text(f"nodes:\n  n: {{transport: ssh, identity: {tmp_path / name}}}\n")
-        done = CliRunner().invoke(app, ["inventory", "check", str(tmp_path / "inv.yaml")])
-        assert fault in str(done.exception or "")
-        assert bool(done.exception) is bool(fault)
+        done = command("inventory", "check", tmp_path / "inv.yaml")
+        assert fault in done.err
+        assert bool(done.code) is bool(fault)
 
 
 def test_a_secret_may_come_by_reference(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.cli.plan_page import headline
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.request import RunRequest
@@ -138,9 +136,7 @@ def test_shapes_on_which_kernels_of_aiter_may_fault_are_noted(tmp_path: Path, mo
     assert risk_notes(FP4, keys, "torch") == []
 
     def run(*args: str) -> str:
-        result = CliRunner().invoke(app, args)
-        assert result.exit_code == 0, result.output
-        return result.output
+        return command(*args).ok().out
 
     monkeypatch.chdir(tmp_path)
     Path("s.csv").write_text("M,N,K\n1,576,7168\n16,576,7168\n1,8192,29568\n1,8192,8192\n")

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.planning.roofline import CHIPS, chip_of, roof_of
 from orchestrator.results.analyze import analyze
 from orchestrator.results.measurements import find_sources
+from tests.kits.fleet import command
 from tests.kits.results import Run
 from tests.paths import ROOT
 
@@ -67,9 +66,7 @@ def profile(folder: Path, *rows: str, header: str = A4W4) -> Path:
 
 
 def run(*args: object) -> str:
-    done = CliRunner().invoke(app, ["analyze", *map(str, args)])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout
+    return command("analyze", *args).ok().out
 
 
 def test_the_fastest_valid_row_of_each_backend_counts_and_the_rest_is_counted(tmp_path: Path) -> None:
@@ -148,8 +145,8 @@ def test_the_table_that_the_guides_script_prints_is_read_from_its_log(tmp_path: 
     assert table["summary"]["no_backend"] == ["6528x7040x5632"]
     assert [r["off"] for r in table["reference"]["rows"][:1]] == [False]
     assert "fastest: aiter on 2 of 3 shapes" in run(log)
-    done = CliRunner().invoke(app, ["analyze", str(log), "-o", str(log)])
-    assert ("one of the inputs" in str(done.exception), log.read_bytes()) == (True, before)
+    command("analyze", log, "-o", log).failed_with(2, "one of the inputs")
+    assert log.read_bytes() == before
 
 
 def test_devices_and_families_do_not_mix(tmp_path: Path) -> None:
@@ -303,9 +300,7 @@ def test_mistakes_are_told(folder: Path) -> None:
         (["--runs", folder / "no"], "there are no runs"),
         ([mine, "-o", mine, "--format", "csv"], "one of the inputs"),
     ):  # fmt: skip
-        done = CliRunner().invoke(app, ["analyze", *map(str, args)])
-        assert isinstance(done.exception, InputError), args
-        assert says in str(done.exception)
+        command("analyze", *args).failed_with(2, says)
     assert mine.read_bytes() == before
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from orchestrator import events as ev
-from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.files.write import write_csv
 from orchestrator.inventory.load import load_inventory, parse_inventory, with_image
@@ -20,6 +16,7 @@ from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge_rows, rows_to_check, write_rows
 from orchestrator.tables.merge_input import open_sources
+from tests.kits.fleet import command
 from tests.kits.results import Run, ended, row, started
 from worker.protocol import TableKernel, record
 
@@ -104,10 +101,6 @@ def recording(path: Path, times: dict[int, dict[int, float]], shift: int = 0) ->
     write_csv(path, list(rows[0]), (r.values() for r in rows))
 
 
-def gemmfleet(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, [str(w) for w in words])
-
-
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
     """An inventory, a shape list, and recordings of the old and the new build: of M=2 the kernel is gone, M=3 is
@@ -133,29 +126,28 @@ def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> No
     chip = ("-O", "gfx=gfx950", "-O", "cu_num=256")  # that the tuner poses as
     new = (*common, "--json", *chip, "-O", f"recording={fleet / 'new.csv'}")
     old = ("-O", f"recording={fleet / 'old.csv'}", "--db", fleet / "db.csv")
-    done = gemmfleet("tune", fleet / "shapes.csv", *common, *chip, *old)
-    assert done.exit_code == 0, done.stderr
-    assert f"{fleet / 'db.csv'}: added 1x512x512  10 us" in done.stdout
+    done = command("tune", fleet / "shapes.csv", *common, *chip, *old)
+    done.ok()
+    assert f"{fleet / 'db.csv'}: added 1x512x512  10 us" in done.out
     (tuned,) = list_runs(runs)
-    good = gemmfleet("recheck", tuned.root, *common)
-    assert (good.exit_code, len(list_runs(runs))) == (0, 2), good.stderr
-    assert "7 rows: 7 good; time now over then, median: 1.000" in good.stdout
-    assert "db merge" in good.stdout.splitlines()[-1]
-    checked = gemmfleet("recheck", tuned.root, *new, "--only-check", "--runners-up", "2")
-    assert checked.exit_code == 1, checked.stderr
-    found = json.loads(checked.stdout)
+    good = command("recheck", tuned.root, *common)
+    assert (good.code, len(list_runs(runs))) == (0, 2), good.err
+    assert "7 rows: 7 good; time now over then, median: 1.000" in good.out
+    assert "db merge" in good.out.splitlines()[-1]
+    checked = command("recheck", tuned.root, *new, "--only-check", "--runners-up", "2")
+    assert checked.code == 1, checked.err
+    found = checked.json()
     assert found["counts"] == {"good": 4, "gone": 1, "slower": 1, "overtaken": 1}
     verdicts = {r["key"]["M"]: r["verdict"] for r in found["rows"] if r["verdict"] != "good"}
     assert verdicts == {2: "gone", 3: "slower", 4: "overtaken"}
     with LedgerReader.open_readonly(RunPaths(runs / found["runs"][0]).ledger) as ledger:
         assert sum(not r.winner for r in ledger.profile_rows()) == 3 * 7 - 1, "three of eight kernels, one of them gone"
-    done = gemmfleet("recheck", tuned.root / "tuned.csv", *new, "--family", A4W4)
-    assert done.exit_code == 0, done.stderr
-    check, again = (RunPaths(runs / r) for r in json.loads(done.stdout)["runs"])
-    told = gemmfleet("recheck", tuned.root / "tuned.csv", *(w for w in new if w != "--json"), "--family", A4W4)
-    assert (told.exit_code, "no --db" in told.stdout) == (0, False), told.stderr
-    assert [line.split()[:4] for line in told.stdout.splitlines() if "next:" in line] == [
-        ["next:", *told.stdout.splitlines()[-1].split()[1:4]]
+    done = command("recheck", tuned.root / "tuned.csv", *new, "--family", A4W4).ok()
+    check, again = (RunPaths(runs / r) for r in done.json()["runs"])
+    told = command("recheck", tuned.root / "tuned.csv", *(w for w in new if w != "--json"), "--family", A4W4)
+    assert (told.code, "no --db" in told.out) == (0, False), told.err
+    assert [line.split()[:4] for line in told.out.splitlines() if "next:" in line] == [
+        ["next:", *told.out.splitlines()[-1].split()[1:4]]
     ], "one command is next: the merge of both runs"
     assert (check.root / "queued.csv").read_text() == "M,N,K\n2,512,512\n3,512,512\n4,512,512\n"
     with LedgerReader.open_readonly(again.ledger) as ledger:
@@ -174,9 +166,8 @@ def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> No
 def test_what_cannot_be_rechecked_is_refused(fleet: Path, words: Sequence[str], says: str) -> None:
     tuned = table(fleet / "x_a4w4_blockscale_tuned_gemm.csv", (1, 3, 0, 5.0, CK))
     tuned.write_text(tuned.read_text().replace("gfx950,256", "gfx942,304"))
-    result = gemmfleet("recheck", tuned, "-i", fleet / "inv.yaml", "--runs", fleet / "runs", *words)
-    assert isinstance(result.exception, InputError)
-    assert says in str(result.exception)
+    result = command("recheck", tuned, "-i", fleet / "inv.yaml", "--runs", fleet / "runs", *words)
+    result.failed_with(2, says)
     assert list_runs(fleet / "runs") == []
 
 

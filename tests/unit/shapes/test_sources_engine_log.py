@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
-from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes.aiter_log import CUT, Misses
 from orchestrator.shapes.reader import read_shapes
-from tests.kits.fleet import command
+from tests.kits.fleet import Done, command
 from tests.paths import TEST_DATA
 from tests.support.engines import H200, MI355X, tree
 from worker.triton_configs.engine_package import EngineDevice, Layer
@@ -281,25 +277,22 @@ def log(tmp_path: Path) -> Path:
     return file
 
 
-def from_log(*args: Any) -> Any:
-    return CliRunner().invoke(app, ["shapes", "from-log", *map(str, args)])
+def from_log(*args: object) -> Done:
+    return command("shapes", "from-log", *args)
 
 
 def test_files_become_lists_with_every_usual_m(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "missed.csv"
-    done = from_log(log, "--model", QWEN, "-o", out)
-    assert done.exit_code == 0, (done.output, done.exception)
+    done = from_log(log, "--model", QWEN, "-o", out).ok()
     linear = read_shapes(tmp_path / "missed-a8w8_blockscale.csv", get_family("a8w8_blockscale")).shapes
     assert {s.key for s in linear} == {(m, n, k) for m in USUAL_KEYS for n, k in ((1280, 4096), (4096, 1024))}
     fmoe = read_shapes(tmp_path / "missed-fmoe.csv", get_family("fmoe")).shapes
     rest = ("ActivationType.Silu", BF16, FP8, FP8, "QuantType.per_1x128", 1, 0)
     assert [s.key for s in fmoe] == [(m, 4096, 384, 128, 8, *rest) for m in USUAL_KEYS]
-    assert "a8w8_blockscale: 36 shapes from 3 lines" in done.stdout
-    assert "fmoe: 18 shapes from 1 line " in done.stdout
-    assert (
-        "left out 1 line: gemmfleet does not tune E=8,N=64,device_name=NVIDIA_H200,dtype=int4_w4a16.json" in done.stdout
-    )
-    document = json.loads(from_log(log, "--model", QWEN, "-o", out, "--force", "--json").stdout)
+    assert "a8w8_blockscale: 36 shapes from 3 lines" in done.out
+    assert "fmoe: 18 shapes from 1 line " in done.out
+    assert "left out 1 line: gemmfleet does not tune E=8,N=64,device_name=NVIDIA_H200,dtype=int4_w4a16.json" in done.out
+    document = from_log(log, "--model", QWEN, "-o", out, "--force", "--json").json()
     assert {x["family"]: x["lines"] for x in document["families"]} == {"a8w8_blockscale": 3, "fmoe": 1}
 
 
@@ -307,38 +300,36 @@ def test_files_become_lists_with_every_usual_m(log: Path, tmp_path: Path) -> Non
 def test_one_tune_takes_all_lists_of_a_log(tmp_path: Path, lines: list[str], families: list[str]) -> None:
     (tmp_path / "serve.log").write_text("\n".join(lines))
     (tmp_path / "inv.yaml").write_text("defaults: {tuner: vllm}\nnodes: {here: {}}\n")
-    assert from_log(tmp_path / "serve.log", "--model", QWEN, "-o", tmp_path / "shapes.csv").exit_code == 0
+    from_log(tmp_path / "serve.log", "--model", QWEN, "-o", tmp_path / "shapes.csv").ok()
     lists = sorted(tmp_path.glob("shapes*.csv"))
-    done = command("tune", *map(str, lists), "-i", f"{tmp_path}/inv.yaml", "--plan", "--json").ok()
+    done = command("tune", *lists, "-i", tmp_path / "inv.yaml", "--plan", "--json").ok()
     runs = done.json().get("runs", [done.json()])
     assert [(r["family"], r["todo"]) for r in runs] == [(f, {"fmoe": 18}.get(f, 36)) for f in families]
-    assert command("shapes", "check", str(lists[-1])).code == 0
+    command("shapes", "check", lists[-1]).ok()
 
 
 def test_sizes_that_no_name_has_are_asked_for(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "missed.csv"
     lacking = from_log(log, "-o", out)
-    assert isinstance(lacking.exception, InputError)
-    told = str(lacking.exception)
-    assert all(word in told for word in ("fmoe", "model_dim is missing", "--model CONFIG.json", "--set", "topk"))
+    lacking.failed_with(2, "fmoe", "model_dim is missing", "--model CONFIG.json", "--set", "topk")
     one = from_log(log, "--family", "a8w8_blockscale", "--m", "1,33")  # the experts' file needs no sizes then
-    assert one.stdout == "M,N,K,count\n1,1280,4096,2\n33,1280,4096,2\n1,4096,1024,1\n33,4096,1024,1\n"
+    assert one.out == "M,N,K,count\n1,1280,4096,2\n33,1280,4096,2\n1,4096,1024,1\n33,4096,1024,1\n"
     given = from_log(log, "--family", "fmoe", "--m", "5", "--set", "model_dim=4096", "--set", "topk=8")
-    assert given.stdout.splitlines()[1].startswith("5,4096,384,128,8,ActivationType.Silu,torch.bfloat16,")
+    assert given.out.splitlines()[1].startswith("5,4096,384,128,8,ActivationType.Silu,torch.bfloat16,")
     for more, told in (
         (["--set", "model_dim=4096", "--set", "topk=no"], "topk"),
         (["--set", "topk"], "write COLUMN=VALUE"),
         (["--model", TEST_DATA / "models" / "llama-3-8b.json"], "the model has no experts"),
         (["--m", "0"], "--m"),
     ):
-        assert told in str(from_log(log, "--family", "fmoe", *more).exception)
+        from_log(log, "--family", "fmoe", *more).failed_with(2, told)
 
 
 def test_a_list_of_pytorch_is_read_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "tunableop_untuned0.csv"
     file.write_text("\n".join(line for line, _ in UNTUNED[:1]) + "\n")
     done = from_log(file)
-    assert done.stdout.splitlines()[1] == f"1,8192,4096,False,{BF16},{BF16},False,False,1"
+    assert done.out.splitlines()[1] == f"1,8192,4096,False,{BF16},{BF16},False,False,1"
 
 
 DEEPSEEK = TEST_DATA / "models" / "deepseek-v3.json"
@@ -366,7 +357,6 @@ def test_topk_of_a_file_follows_its_experts(
     (tmp_path / "serve.log").write_text(line)
     done = from_log(tmp_path / "serve.log", "--model", model, "--m", "1", *more)
     if isinstance(topk, str):
-        assert isinstance(done.exception, InputError)
-        assert topk in str(done.exception)
+        done.failed_with(2, topk)
     else:
-        assert done.stdout.splitlines()[1].split(",")[4] == str(topk)
+        assert done.out.splitlines()[1].split(",")[4] == str(topk)

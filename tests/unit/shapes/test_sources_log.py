@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import subprocess
 import sys
@@ -13,15 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
-from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family, grid_point, padded
 from orchestrator.machines.workload_capture import WorkloadLog
 from orchestrator.shapes.aiter_log import MXSCALE, Misses, count_misses, read_calls
 from orchestrator.shapes.model import pad_calls
 from orchestrator.shapes.reader import read_shapes
+from tests.kits.fleet import Done, command
 from worker.capture import MARK
 from worker.families import FAMILIES
 
@@ -174,23 +172,23 @@ def test_a_large_log_is_streamed(tmp_path: Path) -> None:
     assert peak < 8_000_000
 
 
-def from_log(*words: str, stdin: str = "") -> Result:
-    return CliRunner().invoke(app, ["shapes", "from-log", *words], input=stdin)
+def from_log(*words: object, stdin: str = "") -> Done:
+    return command("shapes", "from-log", *words, stdin=stdin)
 
 
 def test_the_command(tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     log.write_text("\n".join(line for line, _, _ in LINES))
-    assert "name one with --family" in str(from_log(str(log)).exception)
-    document = json.loads(from_log(str(log), "-o", str(tmp_path / "miss.csv"), "--json").stdout)
+    from_log(log).failed_with(2, "name one with --family")
+    document = from_log(log, "-o", tmp_path / "miss.csv", "--json").json()
     assert {f["family"] for f in document["families"]} == set(FAMILIES)
     for family in document["families"]:
         assert len(read_shapes(family["file"], get_family(family["family"])).shapes) == family["shapes"]
-    one = from_log(str(log), "--family", "batched_bf16")
-    assert one.stdout == from_log("-", stdin=LINES[8][0] + "\n").stdout == "B,M,N,K,count\n16,4,5,6,1\n"
-    assert "left out, of other families" in one.stderr
-    assert isinstance(from_log(str(log), "--family", "a8w8", "-o", str(tmp_path)).exception, InputError)
-    assert "no shape without a tuned row" in str(from_log("-", stdin="nothing\n").exception)
+    one = from_log(log, "--family", "batched_bf16")
+    assert one.out == from_log("-", stdin=LINES[8][0] + "\n").out == "B,M,N,K,count\n16,4,5,6,1\n"
+    assert "left out, of other families" in one.err
+    from_log(log, "--family", "a8w8", "-o", tmp_path).failed_with(2)
+    from_log("-", stdin="nothing\n").failed_with(2, "no shape without a tuned row")
 
 
 def test_the_list_has_the_calls_of_each_shape_also_of_a_padded_one(tmp_path: Path) -> None:
@@ -198,7 +196,7 @@ def test_the_list_has_the_calls_of_each_shape_also_of_a_padded_one(tmp_path: Pat
     log.write_text("".join(LINES[2][0].replace("M:16", f"M:{m}") + "\n" for m in (1, 2, 2, 17)))
     exact = {2: 2.0, 1: 1.0, 17: 1.0}
     for words, rows in (((), exact), (("--pad-m",), {16: 3.0, 32: 1.0})):
-        assert from_log(str(log), "-o", str(out), "--force", *words).exit_code == 0
+        from_log(log, "-o", out, "--force", *words).ok()
         assert {key[0]: n for key, n in read_calls(out, get_family("a8w8_blockscale")).items()} == rows
     assert {key[0]: n for key, n in read_calls(log, get_family("a8w8_blockscale")).items()} == exact
 

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes.from_model import ModelShapes, Ranks
 from orchestrator.shapes.model_config import Model, read_model
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.shapes.vllm_files import sglang_shapes, vllm_shapes
+from tests.kits.fleet import Done, command
 from tests.paths import ROOT, TEST_DATA
 from tests.support.engines import tree
 from tests.support.model_classes import ask_here
@@ -203,36 +202,34 @@ def test_a_model_within_another_and_one_without_a_class(tmp_path: Path) -> None:
         ours(outer, tmp_path, 8, 1)
 
 
-def command(*args: str) -> Any:
-    return CliRunner().invoke(app, ["shapes", "from-model", str(MODELS / "qwen3-235b-a22b-fp8.json"), *args])
+def from_model(*args: object) -> Done:
+    return command("shapes", "from-model", MODELS / "qwen3-235b-a22b-fp8.json", *args)
 
 
 def test_the_command_writes_a_list_for_each_family(tmp_path: Path) -> None:
     out = tmp_path / "shapes.csv"
-    done = command("--engine", "vllm", "--tp", "4", "-o", str(out))
-    assert done.exit_code == 0, (done.output, done.exception)
+    done = from_model("--engine", "vllm", "--tp", "4", "-o", out).ok()
     linear = read_shapes(tmp_path / "shapes-a8w8_blockscale.csv", get_family("a8w8_blockscale")).shapes
     assert [s.key for s in linear[: len(USUAL_KEYS)]] == [(m, 2304, 4096) for m in USUAL_KEYS]
     fmoe = read_shapes(tmp_path / "shapes-fmoe.csv", get_family("fmoe")).shapes
     assert [s.key[:5] for s in fmoe] == [(m, 4096, 384, 128, 8) for m in USUAL_KEYS]
-    assert "model_dim 4096, inter_dim 384, 128 experts, top 8" in done.stdout
-    document = json.loads(command("--engine", "vllm", "--tp", "4", "-o", str(out), "--force", "--json").stdout)
+    assert "model_dim 4096, inter_dim 384, 128 experts, top 8" in done.out
+    document = from_model("--engine", "vllm", "--tp", "4", "-o", out, "--force", "--json").json()
     assert [x["family"] for x in document["families"]] == ["a8w8_blockscale", "fmoe"]
 
 
 def test_one_family_and_what_the_command_refuses(tmp_path: Path) -> None:
     transformers = version("transformers")
-    one = command("--engine", "vllm", "--tp", "8", "--m", "1,9", "--family", "a8w8_blockscale")
-    assert one.stdout == "M,N,K,count,transformers\n" + "".join(
+    one = from_model("--engine", "vllm", "--tp", "8", "--m", "1,9", "--family", "a8w8_blockscale")
+    assert one.out == "M,N,K,count,transformers\n" + "".join(
         f"{shape},94,{transformers}\n" for shape in ("1,1280,4096", "9,1280,4096", "1,4096,1024", "9,4096,1024")
     )
-    assert "64 x 64" in one.stderr
-    assert "name one with --family" in str(command("--engine", "vllm", "--tp", "4").exception)
-    assert "no shape of family fmoe" in str(command("--engine", "vllm", "--tp", "8", "--family", "fmoe").exception)
-    assert "--m" in str(command("--family", "a8w8_blockscale").exception)
-    layers = command("--engine", "vllm", "--tp", "8", "--layers", "qkv")
-    assert "--layers: not with --engine" in str(layers.exception)
-    assert layers.stdout == ""
+    assert "64 x 64" in one.err
+    from_model("--engine", "vllm", "--tp", "4").failed_with(2, "name one with --family")
+    from_model("--engine", "vllm", "--tp", "8", "--family", "fmoe").failed_with(2, "no shape of family fmoe")
+    from_model("--family", "a8w8_blockscale").failed_with(2, "--m")
+    layers = from_model("--engine", "vllm", "--tp", "8", "--layers", "qkv")
+    assert layers.failed_with(2, "--layers: not with --engine").out == ""
 
 
 def test_sglang_looks_up_the_same_experts_and_its_linear_layers_are_left_out(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.families import get_family
 from orchestrator.tables.check import check_tables
+from tests.kits.fleet import command
 from tests.unit.tables.test_tuned_db import HEADER
 from worker.families import FAMILIES
 
@@ -31,10 +28,6 @@ def table(folder: Path, *lines: str, name: str = BLOCKSCALE, header: str = HEADE
     return path
 
 
-def cli(*words: object) -> Any:
-    return CliRunner().invoke(app, ["db", *map(str, words)])
-
-
 def found(path: Path) -> list[tuple[str, str]]:
     (checked,), faults = check_tables([path], None, 0.05)
     assert not faults
@@ -42,8 +35,8 @@ def found(path: Path) -> list[tuple[str, str]]:
 
 
 def test_good_tables_pass(tmp_path: Path) -> None:
-    done = cli("check", table(tmp_path, good(1), good(2), good(16, 3.25)))
-    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 table, 3 rows: 0 errors, 0 warnings")
+    done = command("db", "check", table(tmp_path, good(1), good(2), good(16, 3.25)))
+    assert (done.code, done.out.splitlines()[-1]) == (0, "1 table, 3 rows: 0 errors, 0 warnings")
     for family in FAMILIES.values():
         assert found(table(tmp_path, name=family.tuned_csv, header=",".join(family.tuned_header))) == []
     routed = [good(m, libtype="triton", kernelName=name) for m, name in enumerate(("triton", "gluon", "auto"), 1)]
@@ -69,11 +62,11 @@ def test_good_tables_pass(tmp_path: Path) -> None:
 def test_each_rule_finds_its_row(tmp_path: Path, row: str, rule: str, level: str) -> None:
     path = table(tmp_path, good(7), row)
     assert (rule, level) in found(path)
-    done = cli("check", path, "--json")
-    document = json.loads(done.stdout)
+    done = command("db", "check", path, "--json")
+    document = done.json()
     finding = next(f for f in document["tables"][0]["findings"] if f["rule"] == rule)
     assert finding["examples"][0]["line"] == 3
-    assert done.exit_code == (1 if document["errors"] else 0)
+    assert done.code == (1 if document["errors"] else 0)
 
 
 def test_cells_that_aiter_evaluates_are_held_to_a_list(tmp_path: Path) -> None:
@@ -83,7 +76,7 @@ def test_cells_that_aiter_evaluates_are_held_to_a_list(tmp_path: Path) -> None:
     )]  # fmt: skip
     path = table(tmp_path, *rows, name=family.tuned_csv, header=",".join(family.tuned_header))
     assert found(path) == [("eval", "error"), ("spelling", "warning")]
-    assert "a8w8_tuned_gemm.csv:4: eval: q_dtype_w is" in cli("check", path).stdout
+    assert "a8w8_tuned_gemm.csv:4: eval: q_dtype_w is" in command("db", "check", path).out
 
 
 def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path: Path) -> None:
@@ -92,9 +85,9 @@ def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path
     table(configs, good(1))
     table(configs / "model_configs", good(2), good(1), name="x_" + BLOCKSCALE)
     table(configs / "model_configs", good(1), name="x_a8w8_blockscale_untuned_gemm.csv")
-    done = cli("check", tmp_path, "--json")
-    first, second = json.loads(done.stdout)["tables"]
-    assert (done.exit_code, first["errors"], second["errors"]) == (1, 0, 1)
+    done = command("db", "check", tmp_path, "--json")
+    first, second = done.json()["tables"]
+    assert (done.code, first["errors"], second["errors"]) == (1, 0, 1)
     assert second["findings"][0]["examples"][0]["text"].startswith(f"has the key of {configs / BLOCKSCALE}:2")
 
 
@@ -102,11 +95,11 @@ def test_what_two_tables_differ_in(tmp_path: Path) -> None:
     a = table(tmp_path / "a", good(1), good(2), good(3, 10.0), good(4), good(5))
     rows = [good(9), good(2, 8.0), good(3, 5.0, kernelName="other"), good(4, bw="21.0"), good(5)]
     b = table(tmp_path / "b", *rows, header=HEADER.replace("errRatio", "err"))
-    document = json.loads(cli("diff", a, b, "--json").stdout)
+    document = command("db", "diff", a, b, "--json").json()
     assert [(r["change"], r["key"]["M"], r["speedup"]) for r in document["rows"]] == [
         ("gone", 1, None), ("us", 2, 1.25), ("kernel", 3, 2.0), ("cells", 4, 1.0), ("added", 9, None),
     ]  # fmt: skip
     assert document["counts"] == {"added": 1, "gone": 1, "kernel": 1, "us": 1, "cells": 1, "same": 1}
     assert (document["columns_gone"], document["columns_added"]) == (["errRatio"], ["err"])
-    assert "us     gfx950/256 2x64x128  10 us -> 8 us  1.250x  a8w8_blockscale_1x128" in cli("diff", a, b).stdout
-    assert cli("diff", a, a).stdout == "5 the same\n"
+    assert "us     gfx950/256 2x64x128  10 us -> 8 us  1.250x  a8w8_blockscale_1x128" in command("db", "diff", a, b).out
+    assert command("db", "diff", a, a).out == "5 the same\n"

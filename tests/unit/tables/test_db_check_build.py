@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.families import get_family
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.check import check_tables, verdict_of
+from tests.kits.fleet import command
 from tests.standins.aiter.kernel_lists import ASM, CK, CK2, CORE, tree
 from tests.support.files import write_files
 from tests.support.tuned_tables import A4W4, BLOCKSCALE, line, untuned, write_table
@@ -37,9 +36,9 @@ def table(folder: Path, *lines: str, name: str = f"my_{A4W4.tuned_csv}", of: Any
 
 
 def cli(*words: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["db", "check", *map(str, words)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout
+    done = command("db", "check", *words)
+    assert not done.err, done.err
+    return done.code, done.out
 
 
 def problems(path: Path, root: Path, *words: object) -> list[dict[str, Any]]:
@@ -144,5 +143,4 @@ def test_what_cannot_be_read_is_unsafe(tmp_path: Path, root: Path) -> None:
     (found,) = problems(table(tmp_path, line(A4W4, kernelName=CK)), root)
     assert (found["rule"], found["level"]) == ("build: unread", "error")
     (bad := tmp_path / f"bad_{A4W4.tuned_csv}").write_text("")
-    done = CliRunner().invoke(app, ["db", "check", str(bad), "--build", str(root), "--json"])
-    assert json.loads(done.stdout)["verdict"] == "unsafe"
+    assert command("db", "check", bad, "--build", root, "--json").json()["verdict"] == "unsafe"

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InputError, TunedDBError
@@ -17,6 +15,7 @@ from orchestrator.families import get_family
 from orchestrator.tables.merge import merge
 from orchestrator.tables.mixing import check_db, table_beside
 from orchestrator.tables.provenance import read_records
+from tests.kits.fleet import Done, command
 from tests.standins.aiter.kernel_lists import ASM, CK
 from tests.support.tuned_tables import A4W4, line, write_table
 
@@ -32,8 +31,8 @@ def row(m: int, kernel: str) -> dict[str, Any]:
     return dict(zip(A4W4.tuned_header, line(A4W4, M=m, kernelName=kernel).split(","), strict=True))
 
 
-def check(path: Path) -> Any:
-    return CliRunner().invoke(app, ["db", "check", str(path), "--family", A4W4.name])
+def check(path: Path) -> Done:
+    return command("db", "check", path, "--family", A4W4.name)
 
 
 def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
@@ -68,16 +67,16 @@ def test_check_lists_the_rows_of_a_mixed_table(tmp_path: Path) -> None:
     line = {"key": "gfx950,256,2,64,128", "us": 10.0, "kernel": TORCH}  # as 0.1.0 made it: not whose it is
     (tmp_path / "t.csv.provenance.jsonl").write_text(json.dumps(line) + "\n")
     found = check(path)
-    assert found.exit_code == 1
+    assert found.code == 1
     assert (
         f"t.csv:3: mixed: {TORCH} is a kernel of gemmfleet's tuner torch, at which AITER stops; fix: delete"
-        in found.stdout
+        in found.out
     )
     with pytest.raises(TunedDBError, match="delete these rows"):
         merge([row(9, CK)], path, A4W4)
     ours = table(tmp_path / "aiter" / "configs" / A4W4.tuned_csv, TORCH)
-    assert check(ours).exit_code == 1, "AITER reads the tables of this folder"
-    assert check(table(tmp_path / "ours.csv", TORCH)).exit_code == 0
+    assert check(ours).code == 1, "AITER reads the tables of this folder"
+    assert check(table(tmp_path / "ours.csv", TORCH)).code == 0
     assert table_beside(ours, "torch").parent == Path()
 
 

@@ -20,15 +20,14 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
-from orchestrator.errors import InputError, TunedDBError
+from orchestrator.errors import TunedDBError
 from orchestrator.tables.decision import MergePolicy, Time, decide
 from orchestrator.tables.merge import MergeReport, merge, undo
 from orchestrator.tables.merge_input import open_sources
 from orchestrator.tables.newcomers import MergeRow, Newcomer
 from orchestrator.tables.provenance import read_records, records_path
+from tests.kits.fleet import command
 from tests.kits.results import A8W8
 from tests.paths import ROOT
 from tests.support.marks import drawn
@@ -49,10 +48,6 @@ def profiled(m: int, us: str, name: str, *, attempt: str = "a1", spread: str = "
 def merged(into: Path, *news: Path, profile: tuple[Path, ...] = ()) -> MergeReport:
     s = open_sources(list(news), list(profile), into, A8W8.name)
     return merge(s.newcomers(), into, s.family, profile=s.beside(), facts=s.facts)
-
-
-def cli(*words: object) -> Any:
-    return CliRunner().invoke(app, ["db", *map(str, words)])
 
 
 @pytest.mark.parametrize(
@@ -158,8 +153,8 @@ def test_records_follow_their_rows(tmp_path: Path) -> None:
     db.write_text(db.read_text().replace(",10.0,", ",11.0,"))
     report = merge([new(9, 1.0)], db, A8W8, facts=of("sha256:a"))
     assert any("1 record without a row" in n for n in report.notes)
-    done = cli("check", db, "--family", A8W8.name, "--json")
-    assert json.loads(done.stdout)["tables"][0]["provenance"] == {"known": 3, "stale": 1, "unknown": 1}
+    done = command("db", "check", db, "--family", A8W8.name, "--json")
+    assert done.json()["tables"][0]["provenance"] == {"known": 3, "stale": 1, "unknown": 1}
     path.write_text(path.read_text() + '{"key": "gfx95')
     before = db.read_bytes()
     with pytest.raises(TunedDBError, match=r"db.csv.provenance.jsonl:5: is not a record"):
@@ -208,9 +203,8 @@ def test_a_dry_run_shows_what_would_change_and_writes_nothing(tmp_path: Path) ->
     db, more = table(tmp_path, line(1, "100.0")), csv(tmp_path / "new.csv", line(1, "50.0"), line(2, "7.0"))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     for into, counts in ((db, "1 added, 1 replaced"), (tmp_path / "none.csv", "2 added")):
-        done = cli("merge", more, "--into", into, "--family", A8W8.name, "--dry-run")
-        assert done.exit_code == 0, done.output
-        assert f"{into}: {counts} (noise); nothing was written (--dry-run)" in done.stdout
+        done = command("db", "merge", more, "--into", into, "--family", A8W8.name, "--dry-run").ok()
+        assert f"{into}: {counts} (noise); nothing was written (--dry-run)" in done.out
         assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.name.endswith(".lock")} == before
 
 
@@ -221,12 +215,12 @@ def test_merges_are_undone_one_after_another_byte_for_byte(tmp_path: Path) -> No
         merge([new(1, us), new(int(us), us)], db, A8W8, facts=of("sha256:a"))
         states.append(state(db))
     for left, expected in reversed([*enumerate(states[:-1])]):
-        done = json.loads(cli("undo", db, "--json").stdout)
+        done = command("db", "undo", db, "--json").json()
         assert state(db) == expected
         assert Path(done["aside"]).read_bytes() == states[left + 1][0]
         assert (done["left"], done["records"]) == (left, "restored" if left else "removed")
     for path in (db, tmp_path / "none.csv"):
-        assert isinstance(cli("undo", path).exception, InputError)
+        command("db", "undo", path).failed_with(2)
     assert not list(tmp_path.glob("*.bak"))
 
 
@@ -328,9 +322,9 @@ def test_short_rows_of_aiters_are_filled_up_as_it_does(tmp_path: Path) -> None:
 
 def test_a_table_of_another_family_and_a_folder_that_is_no_run_are_refused(tmp_path: Path) -> None:
     db = csv(tmp_path / "a4w4_blockscale_tuned_gemm.csv", header=HEADER.replace("libtype,", ""))
-    done = cli("merge", csv(tmp_path / "a8w8_blockscale_tuned_gemm.csv", line(1, "5.0")), "--into", db)
-    assert "tables of several families do not merge" in str(done.exception)
-    assert "holds no tuned.csv" in str(cli("merge", tmp_path, "--into", db).exception)
+    done = command("db", "merge", csv(tmp_path / "a8w8_blockscale_tuned_gemm.csv", line(1, "5.0")), "--into", db)
+    done.failed_with(2, "tables of several families do not merge")
+    command("db", "merge", tmp_path, "--into", db).failed_with(2, "holds no tuned.csv")
 
 
 def test_a_line_of_a_merge_has_the_two_times_that_its_reason_compares() -> None:

@@ -30,7 +30,9 @@ from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges, unite
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.pair import ROWS, TMA, join_pair, split_pair
 from worker.triton_configs.point_record import ConfigTime, PointRecord
+from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.engines.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
+from worker.tuners.engines.specs import CAPTURED, EngineOptions
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
 from worker.tuners.search.choice import Point
 from worker.tuners.search.forked_process import now
@@ -135,6 +137,10 @@ class EngineFile(FileSearch):
         """`facts`: engine and device, for the records."""
         super().__init__(context, seeds.source, seeds, facts)
         self._problem: LayerProblem  # of any of the shapes
+        options = context.options
+        assert isinstance(options, EngineOptions)
+        self._captured = options.captured
+        self._labels, self._searched_labels = labels_of(seeds.source, options)
         self._configs: dict[str, TileConfig] = {}  # the file's, by name
         self._keys_won: dict[str, set[int]] = {}  # keys at which a config was the fastest
         self._searched: set[int] = set()  # keys that were searched
@@ -147,7 +153,9 @@ class EngineFile(FileSearch):
         problem = self.source.problem(self.context.options.family, shape.key, self.context.target.gfx)
         engine = self.source.engine()
         engine.config(problem.layer, problem.m)  # raises if the engine cannot be asked for it
-        self._problem = problem
+        if any(len(counts) != problem.layer.e for counts in self._captured):
+            raise UnsupportedError(f"the captured routings are not of {problem.layer.e} experts")
+        self._problem = replace(problem, captured=self._captured)
         self.shapes[problem.m] = shape
         self.facts = {**self.facts, "layer": asdict(problem.layer), "file": engine.file_name(problem.layer)}
 
@@ -159,8 +167,8 @@ class EngineFile(FileSearch):
                 continue
             named = self.shapes.get(key, self.shapes[workload_ms[0]])
             points: list[PointTask] = []
-            for label in self.source.searched:
-                is_quiet = label != self.source.searched[0]
+            for label in self._searched_labels:
+                is_quiet = label != self._searched_labels[0]
                 points.append(self.add_search(self._point(key, label, named), quiet=is_quiet))
             self._searched.add(key)
             yield KeySearch(self, f"M={key}", points, {})
@@ -248,7 +256,7 @@ class EngineFile(FileSearch):
     def _lose_to_short_search(self, m: int) -> bool:
         """Try the few configs that the searches so far let expect to be the fastest at an M of the workload. True if
         one is clearly faster than all of the file's."""
-        label = self.source.searched[0]
+        label = self._searched_labels[0]
         task = self.add_search(self._point(m, label, self.shapes[m]), quiet=True)
         assert task.search is not None
         task.search.ranker.rules = SHORT_SEARCH
@@ -262,7 +270,7 @@ class EngineFile(FileSearch):
 
     def _search(self, m: int) -> None:
         """Search an M of the workload that is no usual key, as those were."""
-        points = [self.add_search(self._point(m, label, self.shapes[m]), quiet=True) for label in self.source.searched]
+        points = [self.add_search(self._point(m, label, self.shapes[m]), quiet=True) for label in self._searched_labels]
         self.tune_bucket(KeySearch(self, f"M={m}", points, {}), [])
         self._searched.add(m)
 
@@ -290,7 +298,7 @@ class EngineFile(FileSearch):
     def _measure(self, m: int, effort: Effort) -> FileAtM:
         """Measure the file's configs at an M, the most promising first, and send what was right there."""
         named = self.shapes.get(m, next(iter(self.shapes.values())))
-        tasks = [self._point(m, label, named) for label in self.source.labels]
+        tasks = [self._point(m, label, named) for label in self._labels]
         configs = self._promising(m)
         measuring = FileAtM(self, tasks, configs, effort, quiet=m not in self.shapes or m in self._searched)
         measuring.measure()
@@ -312,7 +320,7 @@ class EngineFile(FileSearch):
     def _settle(self, m: int, measured: FileAtM) -> None:
         """Settle the shape of an M with the config that is best there at all routings, by the rule of the cut."""
         points = [point for point in self._points if point.m == m]
-        chosen = cut_ranges(points)[0].config if len(points) == len(self.source.labels) else KEEP
+        chosen = cut_ranges(points)[0].config if len(points) == len(self._labels) else KEEP
         measured.settle_with(chosen)
 
     def _point(self, m: int, label: str, named: SpecShape) -> PointTask:
@@ -328,7 +336,7 @@ class EngineFile(FileSearch):
 
     def _space_at(self, m: int) -> Space:
         if m not in self._spaces:
-            problem = replace(self._problem, m=m, label=self.source.labels[0])
+            problem = replace(self._problem, m=m, label=self._labels[0])
             self._spaces[m] = self.source.space(problem, self.context.target)
         return self._spaces[m]
 
@@ -339,6 +347,17 @@ def entry_of_part(config: TileConfig, part: str) -> TileConfig:
     if part == "down":
         return tile_config({**down, TMA: True}, config.prefix)
     return tile_config({**up, TMA: bool(up.get(TMA))}, config.prefix)
+
+
+def labels_of(source: EngineSource, options: EngineOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The labels at which each M of a file is measured, and those at which it is searched. Captured routings are
+    searched in place of the last of several drawn ones."""
+    if not options.captured:
+        return source.labels, source.searched
+    if options.captured_only:
+        return (CAPTURED,), (CAPTURED,)
+    searched = source.searched[:-1] or source.searched
+    return (*source.labels, CAPTURED), (*searched, CAPTURED)
 
 
 def point_name(config: TileConfig) -> str:

@@ -102,7 +102,7 @@ class MoeSource(EngineSource):
         is_small = max(problem.x_bytes, problem.out_bytes) < SMALL_BYTES
         if m >= least_m and experts % 16 == 0 and is_small:
             m = least_m + m % 16
-        return replace(problem, m=m, label=self.labels[0], stored=stored)
+        return replace(problem, m=m, label=self.labels[0], captured=(), stored=stored)
 
     def needed_bytes(self, problem: MoeProblem) -> int:
         """Weights and activations twice, the outputs, and in float32 the activations and the reference; what is there

@@ -8,9 +8,9 @@ A layer of E experts computes, for each of a token's top-k experts,
 In a model y is the activation of `first`, quantised. That step reads no config and is left out: y is drawn, and fixed.
 
 The time depends on which experts the tokens get, so a routing is part of a problem: a token's experts are drawn without
-repetition, the r-th in the order of popularity with a weight of r^-exponent. Each copy of the operands has a routing
-and an order of popularity of its own. The copies share the weights, as far as these span what is to be rotated over.
-`moe.py` is the kernel source.
+repetition, the r-th in the order of popularity with a weight of r^-exponent, or as often as tokens of a server got
+them. Each copy of the operands has a routing and an order of popularity of its own. The copies share the weights, as
+far as these span what is to be rotated over. `moe.py` is the kernel source.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from worker.tuners.common.device import GPU_ROTATE
 from worker.tuners.common.operands import draw_rows, float_of, generator, w_exponent, widen_rows
 from worker.tuners.common.problem import SCALE_BLOCK, Problem
 from worker.tuners.engines.source import LayerProblem
+from worker.tuners.engines.specs import CAPTURED
 
 EXPONENTS = {"uniform": 0.0, "zipf0.5": 0.5, "zipf1": 1.0, "zipf1.5": 1.5}
 """Exponents of the experts' popularity, by the routing's label."""
@@ -97,6 +98,12 @@ def expected_experts_hit(problem: MoeProblem) -> float:
     draws such races). `horizon` is the time by which topk arrivals are expected. Source: exponential races (Efraimidis
     and Spirakis, 2006).
     """
+    if problem.label == CAPTURED:
+        hit = 0.0
+        for counts in problem.captured:
+            tokens = sum(counts) / problem.layer.topk
+            hit += sum(1 - (1 - count / tokens) ** problem.m for count in counts)
+        return hit / len(problem.captured)
     popularity = [math.pow(rank + 1, -EXPONENTS[problem.label]) for rank in range(problem.layer.e)]
     horizon = _time_of_expected_arrivals(popularity, problem.layer.topk)
     return sum(1 - math.exp(-rate * horizon * problem.m) for rate in popularity)
@@ -129,11 +136,27 @@ def route(problem: MoeProblem, draw: torch.Generator) -> torch.Tensor:
 
     The first topk of a race of exponential times, whose rates are the weights, are such a draw without repetition.
     """
+    if problem.label == CAPTURED:
+        return _route_as_captured(problem, draw)
     experts = problem.layer.e
     weights = torch.arange(1, experts + 1).double().pow(-EXPONENTS[problem.label]).float()
     weights = weights[torch.rand(experts, generator=draw).argsort()]
     race = torch.rand(problem.m, experts, generator=draw).log_().neg_().div_(weights)
     return race.topk(problem.layer.topk, dim=1, largest=False).indices.int()
+
+
+def _route_as_captured(problem: MoeProblem, draw: torch.Generator) -> torch.Tensor:
+    """As `route`, with each expert as likely as it was for a token of one of the captures, drawn as well.
+
+    Systematic sampling: the experts' shares lie one behind the other on a line of length topk, and a token gets those
+    at a drawn place and each 1 further on. No share is longer than 1, so none is met twice.
+    """
+    topk = problem.layer.topk
+    capture = int(torch.randint(len(problem.captured), (), generator=draw))
+    shares = torch.tensor(problem.captured[capture], dtype=torch.float64)
+    ends = (shares * (topk / shares.sum())).cumsum(0)
+    places = torch.rand(problem.m, 1, generator=draw, dtype=torch.float64) + torch.arange(topk)
+    return torch.searchsorted(ends, places, right=True).clamp_(max=len(shares) - 1).int()
 
 
 @dataclass(slots=True)

@@ -49,10 +49,11 @@ def warps_factor(config: TileConfig, target: Target) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProblem(Problem):
-    """A layer at one M. `label`: as of a Point."""
+    """A layer at one M. `label`: as of a Point; `captured`: tokens of each expert in routings that a server had."""
 
     layer: Layer
     label: str = ""
+    captured: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

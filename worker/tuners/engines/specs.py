@@ -5,11 +5,49 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from worker.registry import parse_options
-from worker.tuners.catalog import TunerSpec
+from worker.registry import boolean, option, parse_options, text
+from worker.tuners.catalog import Flag, TunerSpec
 from worker.tuners.search.options import SEARCH_FLAGS, SearchOptions, cost_factor
+
+CAPTURED = "captured"
+"""The label of routings that a server had (`LayerProblem.captured`)."""
+MOST_CAPTURES = 16
+"""Captured routings of a run: each copy of the operands is routed by one of them."""
+TOPK_IDS = Flag(
+    "topk_ids", "--topk-ids", str, "Also measure routings that a server had, from SGLang's captures.", metavar="DIR"
+)
+
+
+def captured_rule(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Rule: a text of the tokens of each expert, a list for each captured routing: `[[512, 38, 0, ...], ...]`."""
+    try:
+        routings = json.loads(text(value)) if value else []
+        counts = tuple(tuple(routing) for routing in routings)
+    except (ValueError, TypeError, RecursionError):
+        counts = ((),)
+    is_legal = len(counts) <= MOST_CAPTURES and len({len(routing) for routing in counts}) <= 1
+    if not is_legal or not all(map(_is_routing, counts)):
+        raise ValueError(f"not up to {MOST_CAPTURES} lists of the tokens of each expert")
+    return counts
+
+
+def _is_routing(counts: tuple[Any, ...]) -> bool:
+    return all(type(count) is int and 0 <= count < 1 << 31 for count in counts) and any(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions(SearchOptions):
+    """The options of the search, and the routings that a mixture of experts is measured with."""
+
+    # The folder of a server's captures. gemmfleet reads it, and sets `captured` instead.
+    topk_ids: str = option("", text)
+    captured: tuple[tuple[int, ...], ...] = option((), captured_rule)
+    captured_only: bool = option(False, boolean)  # no drawn routings beside the captured ones
 
 
 def engine_spec(
@@ -20,13 +58,14 @@ def engine_spec(
         name=name,
         tuner_class=tuner_class,
         software=name,
-        parse_options=lambda raw: parse_options(SearchOptions, name, raw),
+        parse_options=lambda raw: parse_options(EngineOptions, name, raw),
         families=lambda options: families,
         why_not=why_not or {},
         cost_factor=cost_factor,
         wants_family=True,
         wants_counts=True,
-        flags=SEARCH_FLAGS,
+        wants_captures=True,
+        flags=(*SEARCH_FLAGS, TOPK_IDS),
         produces="configs",
         unit=lambda family, key: "",  # one file holds all M
         mixes=True,

@@ -26,6 +26,7 @@ from worker.triton_configs.engine_package import (
     unpack_wheel,
 )
 from worker.tuners.engines.engine_file import EngineFile, EngineSeeds
+from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.bucket import group_by_file
 from worker.tuners.search.measuring_process import NoDeviceError
 from worker.tuners.search.options import SearchOptions
@@ -105,7 +106,7 @@ class VllmTuner(EngineTuner):
 
     engine = "vllm"
     root_variable = VLLM_ROOT_ENV
-    read_options = staticmethod(partial(parse_options, SearchOptions, engine))
+    read_options = staticmethod(partial(parse_options, EngineOptions, engine))
 
     def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
         from worker.tuners.engines.linear import LinearSource
@@ -120,7 +121,7 @@ class SglangTuner(EngineTuner):
 
     engine = "sglang"
     root_variable = SGLANG_ROOT_ENV
-    read_options = staticmethod(partial(parse_options, SearchOptions, engine))
+    read_options = staticmethod(partial(parse_options, EngineOptions, engine))
 
     def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
         import triton

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from worker.families import CONFIG
@@ -15,7 +16,7 @@ Values = Mapping[str, Any]
 """A config's values as they stand in the JSON file: `{"BLOCK_SIZE_M": 16, ..., "num_warps": 4}`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TileConfig:
     """A config's values in the order of a file's keys. `caller`: the operator that runs them, "" for the usual one.
     `prefix`: the beginning of its name, which tells the tuner."""
@@ -49,9 +50,9 @@ class TileConfig:
         caller = f"_in_{self.caller}" if self.caller else ""
         return (self.prefix + spell_values(self.values) + caller)[:160]
 
-    @property
+    @cached_property
     def knobs(self) -> TileKnobs:
-        """The knobs by which its time is estimated."""
+        """The knobs by which its time is estimated. A search asks for those of thousands of configs, each ten times."""
         return TileKnobs(
             block_m=max(1, self.number("BLOCK_SIZE_M", 128)),
             block_n=max(1, self.number("BLOCK_SIZE_N", 128)),

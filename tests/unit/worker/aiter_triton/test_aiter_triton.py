@@ -22,8 +22,10 @@ from worker.triton_configs.slowdown import is_slower
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.aiter_triton.seeds import AiterSeeds
-from worker.tuners.aiter_triton.tuner import bucket_of, points_of_buckets
+from worker.tuners.aiter_triton.tuner import AiterTritonTuner, bucket_of, points_of_buckets
+from worker.tuners.base import Place
 from worker.tuners.search.choice import Point, choose_config
+from worker.tuners.search.measuring_process import NoDeviceError
 from worker.tuners.search.target import Target, datasheet_target
 from worker.tuners.search.tile_config import tile_config
 
@@ -73,15 +75,16 @@ def test_no_winner_is_slower_anywhere_than_the_rule_allows(drawn: dict[int, tupl
         assert sum(weight[m] * us[m][winner] for m in us) < sum(weight[m] * us[m][OLD] for m in us)
 
 
-def run(folder: Path, ms: list[int], *, interpreted: bool = True, **options: Any) -> tuple[int, str, list[Any]]:
-    keys = [{"M": m, "N": 64, "K": 128, **HALF} for m in ms]
-    return run_group(folder, "aiter-triton", "a16w16", keys, options, interpreted=interpreted)
+def run(folder: Path, *shapes: tuple[int, int], **options: Any) -> tuple[int, str, list[Any]]:
+    """Tune shapes of these (M, N)."""
+    keys = [{"M": m, "N": n, "K": 64, **HALF} for m, n in shapes]
+    return run_group(folder, "aiter-triton", "a16w16", keys, options)
 
 
 def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Path) -> None:
     root = make(tmp_path / "tree", DEFAULT)
-    counts = {"20x64x128xtorch.float16xtorch.float16": 9}
-    code, output, records = run(tmp_path, [5, 20, 32], root=str(root), counts=counts)
+    counts = {"20x32x64xtorch.float16xtorch.float16": 9}
+    code, output, records = run(tmp_path, (5, 32), (20, 32), (32, 32), root=str(root), counts=counts)
     assert code == 0, output
     tuned = {r["shape"]: r["row"] for r in of_type(records, "shape_tuned")}
     documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
@@ -106,10 +109,11 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
 @pytest.mark.full
 def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path: Path) -> None:
     """By the wrapper, and in the fused operators of the tree that read the same files."""
+    root = make(tmp_path / "tree", {**DEFAULT, "GEMM-A16W16-N=64-K=64.json": {"any": values()}}, fused=True)
     given: dict[str, Any] = {"default": {"M_LEQ_16": values(16, 16)}, "max_candidates": 9}
-    code, output, records = run(tmp_path, [5, 20], root=str(make(tmp_path / "tree", DEFAULT, fused=True)), **given)
+    code, output, records = run(tmp_path, (5, 32), (20, 32), (5, 64), root=str(root), **given)
     assert code == 1, output
-    (tuned,), (failed,) = of_type(records, "shape_tuned"), of_type(records, "shape_failed")
+    (tuned,) = of_type(records, "shape_tuned")
     document = json.loads(tuned["row"]["triton_config"])
     assert tuned["row"]["kernelName"] == tile_config(values(16, 16)).name, "the wrapper's own"
     assert (document["default"], document["values"]) == (True, values(16, 16))
@@ -117,16 +121,16 @@ def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path
     assert set(points) == {(m, caller) for m in (5, 16) for caller in ("", "fused_gemm_a16w16_quant_x")}
     assert all(old > 0 and new > 0 and err == 0 for old, new, err in points.values())
     assert len(of_type(records, "row")) == 2
-    assert "M=20 reads any of DEFAULT.json" in failed["detail"]
-    own = make(tmp_path / "own_tree", {**DEFAULT, "GEMM-A16W16-N=64-K=128.json": {"any": values()}})
-    code, output, records = run(tmp_path / "own", [5], root=str(own), **given)
-    assert "N=64-K=128.json" in of_type(records, "shape_failed")[0]["detail"], output
+    failed = {record["shape"]: record["detail"] for record in of_type(records, "shape_failed")}
+    assert set(failed) == {2, 3}
+    assert "M=20 reads any of DEFAULT.json" in failed[2]
+    assert "N=64-K=64.json" in failed[3]
 
 
 @pytest.mark.full
 def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:
     broken = {"DEFAULT.json": {"any": {**values(), "BLOCK_SIZE_K": 24}}}  # no power of two: it cannot run
-    code, output, records = run(tmp_path, [5], root=str(make(tmp_path / "tree", broken)))
+    code, output, records = run(tmp_path, (5, 32), root=str(make(tmp_path / "tree", broken)))
     assert code == 0, output
     (row,) = [r["row"] for r in of_type(records, "shape_tuned")]
     document = json.loads(row["triton_config"])
@@ -136,21 +140,24 @@ def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:
 
 
 def test_without_a_tree_a_default_of_the_chip_or_a_gpu_the_reason_is_told(tmp_path: Path) -> None:
-    code, output, records = run(tmp_path, [5], root=str(make(tmp_path / "tree", DEFAULT, "gfx950")))
+    import torch
+
+    def opened(root: Path) -> None:
+        tuner = AiterTritonTuner()
+        tuner.configure({"family": "a16w16", "root": str(root)}, Place(node_dir=tmp_path))
+        tuner.open()
+
+    root = make(tmp_path / "tree", DEFAULT, "gfx950")
+    code, output, records = run(tmp_path, (5, 32), root=str(root))
     assert code == 1, output
     (failed,) = of_type(records, "shape_failed")
     assert failed["reason"] == "unsupported"
     assert "no default file for 90" in failed["detail"]
-    code, output, _ = run(tmp_path / "none", [5], root=str(tmp_path / "nothing"))
-    assert code != 0
-    assert f"{tmp_path}/nothing" in output
-    import torch
-
+    with pytest.raises(NoDeviceError, match=f"{tmp_path}/nothing"):
+        opened(tmp_path / "nothing")
     if not torch.cuda.is_available():
-        code, output, records = run(tmp_path / "cpu", [5], interpreted=False, root=str(tmp_path / "tree"))
-        assert code != 0
-        assert "needs a GPU, and torch sees none here" in output
-        assert not of_type(records, "shape_tuned")
+        with pytest.raises(NoDeviceError, match="needs a GPU, and torch sees none here"):
+            opened(root)
 
 
 @pytest.mark.parametrize(
@@ -273,12 +280,12 @@ from worker.tuners.aiter_triton.space import least_shared_bytes
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.target import copies_async, datasheet_target
 from worker.tuners.search.tile_config import tile_config
-root, arch, configs, caller = sys.argv[1:]
+root, arch, configs = sys.argv[1:]
 target = datasheet_target(int(arch) if arch.isdigit() else arch)
 target = replace(target, async_copy=target.backend == "hip" and copies_async(arch))
 key = {"M": 20, "N": 64, "K": 4096, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
 p = problem_of("a16w16", "a16w16", key, target.gfx)
-for values in json.loads(configs):
+for values, caller in json.loads(configs):
     config = tile_config(values)
     job = (p.case, replace(config, caller=caller))
     status, detail, f = compile_candidate(AiterSource(root, "a16w16"), target, job)
@@ -288,18 +295,22 @@ for values in json.loads(configs):
 needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")
 
 
-def compiled(tree: Path, arch: str, *configs: dict[str, Any], caller: str = "") -> list[list[Any]]:
-    """(status, detail, [LDS, registers, spills, config of the same code, least LDS that is expected]) of configs,
-    compiled in a fresh process."""
-    return answers_of(CODE, str(tree), arch, json.dumps(configs), caller, cache=tree / "cache")
+FUSED = "fused_gemm_a16w16_quant_x"
+
+
+def compiled(tree: Path, arch: str, *configs: tuple[dict[str, Any], str]) -> list[list[Any]]:
+    """(status, detail, [LDS, registers, spills, config of the same code, least LDS that is expected]) of configs, each
+    with its caller, compiled in a fresh process."""
+    return answers_of(CODE, str(tree), arch, json.dumps(configs), cache=tree / "cache")
 
 
 @needs_triton
 def test_facts_come_from_the_compiled_kernel(tmp_path: Path) -> None:
-    tree = make(tmp_path, {"DEFAULT.json": {"any": values(amd=True)}}, "gfx950")
-    plain, huge = values(32, 64, 128, amd=True), values(256, 256, 128, amd=True, num_stages=3, num_warps=8)
+    tree = make(tmp_path, {"DEFAULT.json": {"any": values(amd=True)}}, "gfx950", fused=True)
+    plain, huge = values(32, 64, 128, amd=True), values(16, 1024, 128, amd=True, num_warps=8)
     more: list[dict[str, Any]] = [{"NUM_KSPLIT": 2}, {"GROUP_SIZE_M": 8}, {"num_stages": 1}, {"num_stages": 3}]
-    good = compiled(tree, "gfx950", plain, *({**plain, **m} for m in more))
+    configs = [plain, *({**plain, **m} for m in more), {**plain, "BLOCK_SIZE_K": 24}, huge]
+    *good, broken, large, fused = compiled(tree, "gfx950", *((c, "") for c in configs), (values(amd=True), FUSED))
     for status, _, (lds, vgprs, _, _, least) in good:
         assert status == "ok"
         assert 0 < vgprs <= 512
@@ -307,24 +318,21 @@ def test_facts_come_from_the_compiled_kernel(tmp_path: Path) -> None:
     same = [facts[3] for _, _, facts in good]
     assert same[0] == same[2], "this kernel has no order of tiles: the same machine code, started alike"
     assert same[0] != same[1]
-    broken, large = compiled(tree, "gfx950", {**plain, "BLOCK_SIZE_K": 24}, huge)
     assert broken[0] == "error"
     assert "power of 2" in broken[1]
     assert large[::2] == ["unsupported", None]
     assert "bytes of shared memory, 163840 are there" in large[1]
+    assert fused[0] == "ok", "an operator beside the wrapper"
 
 
 @needs_triton
 @pytest.mark.full
-def test_a_fused_operator_and_a_chip_of_nvidia_are_compiled_for_as_well(tmp_path: Path) -> None:
-    fused = "fused_gemm_a16w16_quant_x"
-    tree = make(tmp_path / "new", {"DEFAULT.json": {"any": values(amd=True)}}, "gfx950", fused=True)
-    assert compiled(tree, "gfx950", values(amd=True), caller=fused)[0][0] == "ok"
-    (missing,) = compiled(make(tmp_path / "old", {}, "gfx950"), "gfx950", values(amd=True), caller=fused)
-    assert missing[0] == "unsupported"
-    assert "no module aiter.ops.triton.gemm.fused" in missing[1]
-    tree = make(tmp_path / "cuda", {"DEFAULT.json": {"any": values()}})
-    good, foreign = compiled(tree, "90", values(32, 64, 64), values(32, 64, 64, amd=True))
+def test_a_chip_of_nvidia_is_compiled_for_as_well_and_a_tree_may_lack_an_operator(tmp_path: Path) -> None:
+    tree = make(tmp_path, {"DEFAULT.json": {"any": values()}})
+    plain = values(32, 64, 64)
+    good, foreign, missing = compiled(tree, "90", (plain, ""), (values(32, 64, 64, amd=True), ""), (plain, FUSED))
     assert good[2][1:3] == [None, 0], "its files do not say"
     assert foreign[0] == "error"
     assert "waves_per_eu" in foreign[1]
+    assert missing[0] == "unsupported"
+    assert "no module aiter.ops.triton.gemm.fused" in missing[1]

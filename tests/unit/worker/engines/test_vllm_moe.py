@@ -101,6 +101,18 @@ def test_the_experts_that_are_hit_are_about_as_many_as_expected(label: str, m: i
     assert all(q.b * q.m >= p.slots for q in batched_products(p))
 
 
+def test_captured_routings_have_their_experts_as_often_at_every_m() -> None:
+    counts = (400, 250, 100, 50, 0, 0, 0, 0)  # of 400 tokens: the first expert has all of them
+    p = replace(problem("captured", token=500), captured=(counts, counts))
+    drawn = Counter(route(p, generator(CPU, 1)).flatten().tolist())
+    assert [drawn[expert] / 500 for expert in range(8)] == pytest.approx([c / 400 for c in counts], abs=0.06)
+    few = replace(p, m=4)
+    hit = [len(set(route(few, generator(CPU, i)).flatten().tolist())) for i in range(40)]
+    assert expected_experts_hit(few) == pytest.approx(sum(hit) / 40, rel=0.08)
+    source = MoeSource("", H200)
+    assert source.compile_problem(p) == source.compile_problem(problem(token=500)), "they share their kernels"
+
+
 @pytest.mark.parametrize("quant", [BF16, TENSOR, BLOCK])
 @pytest.mark.parametrize("gated", [0, 1])
 def test_the_reference_is_what_a_plain_loop_computes(quant: dict[str, str], gated: int) -> None:
@@ -352,7 +364,8 @@ def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     folder = root / "vllm" / "model_executor" / "layers" / "fused_moe" / "configs"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps({"1": values(), "24": values(32, 128)}))
-    code, output, records = run_group(tmp_path, "vllm", "fmoe", [key, {**key, "topk": 9}], {"root": str(root)})
+    options = {"root": str(root), "captured": "[[3, 0, 1, 0]]"}
+    code, output, records = run_group(tmp_path, "vllm", "fmoe", [key, {**key, "topk": 9}], options)
     assert code == 1, f"a shape failed: {output}"
     (failed,) = of_type(records, "shape_failed")
     assert failed["shape"] == 2
@@ -360,7 +373,7 @@ def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     (tuned,) = [r["row"] for r in of_type(records, "shape_tuned")]
     assert tuned["errRatio"] == 0.0
     points = [PointRecord.from_document(r["point"]) for r in records if r["type"] == "point_timed"]
-    assert [(point.m, point.label) for point in points] == [(1, label) for label in EXPONENTS]
+    assert [(point.m, point.label) for point in points] == [(1, label) for label in (*EXPONENTS, "captured")]
     assert {point.file["file"] for point in points} == {name}
     assert points[0].file["layer"] == {
         "op": "moe", "n": 128, "k": 128, "e": 4, "topk": 1, "dtype": "fp8_w8a8", "block": [128, 128]

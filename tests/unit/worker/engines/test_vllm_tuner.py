@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,13 +24,15 @@ from tests.support.engines import H200, MI355X, tree
 from tests.support.search_standin import Kit, StandIn, Timer
 from worker.families import tuner_of
 from worker.protocol import SpecShape
+from worker.protocol.paths import CACHE_ENV
 from worker.triton_configs.cutting import cut_ranges, unite_points
-from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.m_ranges import USUAL_KEYS, ConfigRange, entries_of, ranges_served
 from worker.triton_configs.point_record import PointRecord, values_of
+from worker.tuners.base import Place
 from worker.tuners.common.problem import Problem
+from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.compile_pool import CompilePool, CompileResult
-from worker.tuners.search.measuring_process import MeasuringProcess
+from worker.tuners.search.measuring_process import MeasuringProcess, NoDeviceError
 from worker.tuners.search.measuring_server import MeasuringServer
 from worker.tuners.search.source import CompileFacts
 from worker.tuners.search.target import datasheet_target
@@ -92,6 +94,7 @@ def linear() -> Any:
     return LinearSource("", H200)
 
 
+AMD = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16}
 KEY: dict[str, int | str] = {"M": 64, "N": 2112, "K": 7168}
 
 
@@ -244,7 +247,9 @@ def test_ranges_meet_where_the_best_config_changes(tmp_path: Path, monkeypatch: 
     source = Source(str(copied(tmp_path)), H200)
     measurer = MeasuringProcess(serve, {}, 20)
     measurer.restart()
-    context = replace(kit.context, source=source, measurer=measurer, pool=cast("CompilePool", OwnPool(source)))
+    pool = cast("CompilePool", OwnPool(source))
+    options = EngineOptions(**asdict(kit.options))
+    context = replace(kit.context, source=source, measurer=measurer, pool=pool, options=options)
     shapes = [SpecShape(i, {"M": m, "N": 2112, "K": 7168}) for i, m in enumerate((64, 80, 1), 1)]
     engine_file.EngineFile(context, engine_file.EngineSeeds(source), {"project": "vllm"}).run(shapes)
     measurer.end()
@@ -299,49 +304,45 @@ from worker.tuners.engines.linear import LinearSource
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import tile_config
-root, name, arch, key, configs = sys.argv[1:]
-target = datasheet_target(int(arch) if arch.isdigit() else arch)
-source = LinearSource(root, EngineDevice(name, target.arch))
-p = source.problem("a8w8_blockscale", json.loads(key), target.gfx)
-for values in json.loads(configs):
+root, key, jobs = sys.argv[1:]
+for name, arch, values in json.loads(jobs):
+    target = datasheet_target(arch)
+    source = LinearSource(root, EngineDevice(name, arch))
+    p = source.problem("a8w8_blockscale", json.loads(key), target.gfx)
     status, detail, f = compile_candidate(source, target, source.job(p, tile_config(values)))
     print(json.dumps([status, detail, f and [f.shared_bytes, f.vgprs, f.spills, repr(f.same_as)]]))
 """
 
 
-def compiled(folder: Path, device: EngineDevice, key: dict[str, Any], *given: dict[str, int]) -> list[list[Any]]:
-    words = (str(tree("vllm")), device.name, str(device.arch), json.dumps(key), json.dumps(given))
-    return answers_of(CODE, *words, cache=folder / "cache")
-
-
-@pytest.mark.parametrize(
-    ("device", "stages", "more"), [(H200, 8, {}), (MI355X, 5, {"waves_per_eu": 2, "matrix_instr_nonkdim": 16})]
-)
-def test_candidates_are_compiled_for_a_chip_that_is_not_here(
-    tmp_path: Path, device: EngineDevice, stages: int, more: dict[str, int]
-) -> None:
+def test_candidates_are_compiled_for_a_chip_that_is_not_here(tmp_path: Path) -> None:
+    jobs: list[tuple[str, int | str, dict[str, int]]] = []
+    fitting = [values(), values(GROUP_SIZE_M=16), values(64, 128, 128)]
+    too_large = values(16, 256, num_stages=8, num_warps=8)
+    jobs += [(H200.name, H200.arch, config) for config in (*fitting, too_large)]
+    too_large = values(16, 1024, num_warps=8)
+    jobs += [(MI355X.name, MI355X.arch, config | AMD) for config in (*fitting, too_large)]
+    jobs.append((H200.name, H200.arch, values(waves_per_eu=1)))
     key = {"M": 64, "N": 512, "K": 7168}
-    given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 128, **more)]
-    good = compiled(tmp_path, device, key, *given, values(16, 256, num_stages=stages, num_warps=8, **more))
-    assert [status for status, _, _ in good] == ["ok"] * 3 + ["unsupported"]
-    assert "bytes of shared memory" in good[-1][1]
-    assert good[0][2][3] != good[1][2][3]
-    assert good[2][2][0] > good[0][2][0]
-    if device is H200:
-        (foreign,) = compiled(tmp_path, device, key, values(waves_per_eu=1))
-        assert foreign[0] == "error"
+    words = (str(tree("vllm")), json.dumps(key), json.dumps(jobs))
+    *found, foreign = answers_of(CODE, *words, cache=tmp_path / "cache")
+    for good in (found[:4], found[4:]):
+        assert [status for status, _, _ in good] == ["ok"] * 3 + ["unsupported"]
+        assert "bytes of shared memory" in good[-1][1]
+        assert good[0][2][3] != good[1][2][3]
+        assert good[2][2][0] > good[0][2][0]
+    assert foreign[0] == "error"
 
 
 def run(folder: Path, ms: list[int], *, interpreted: bool = True, **options: Any) -> tuple[int, str, list[Any]]:
-    keys = [{"M": m, "N": 128, "K": 256} for m in ms]
+    keys = [{"M": m, "N": 64, "K": 256} for m in ms]
     return run_group(folder, "vllm", "a8w8_blockscale", keys, options, interpreted=interpreted)
 
 
 def test_a_file_is_measured_at_many_m_each_with_its_record(tmp_path: Path) -> None:
     root = copied(tmp_path)
     wrong = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 256, "GROUP_SIZE_M": 1, "num_warps": 4}
-    (configs(root) / name_of(128, 256)).write_text(json.dumps({"1": {**wrong, "num_stages": 2}, "6": values(64, 128)}))
-    code, output, records = run(tmp_path, [5, 1], root=str(root), counts={"5x128x256": 9})
+    (configs(root) / name_of(64, 256)).write_text(json.dumps({"1": {**wrong, "num_stages": 2}, "6": values(32, 64)}))
+    code, output, records = run(tmp_path, [5, 1], root=str(root), counts={"5x64x256": 9})
     assert code == 0, output
     tuned = {r["shape"]: r["row"] for r in of_type(records, "shape_tuned")}
     verdicts = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
@@ -352,43 +353,50 @@ def test_a_file_is_measured_at_many_m_each_with_its_record(tmp_path: Path) -> No
     file = points[5].file
     assert all(point.file == file for point in points.values())
     assert (file["project"], file["version"], file["named_by"]) == ("vllm", "0.33.0", "")
-    assert file["file"] == name_of(128, 256)
+    assert file["file"] == name_of(64, 256)
     assert file["device"] == {"name": "NVIDIA H200", "arch": 90}
-    layer = {"op": "linear", "n": 128, "k": 256, "e": 0, "topk": 0, "dtype": "fp8_w8a8", "block": [128, 128]}
+    layer = {"op": "linear", "n": 64, "k": 256, "e": 0, "topk": 0, "dtype": "fp8_w8a8", "block": [128, 128]}
     assert file["layer"] == layer
     assert points[1].today == ({**wrong, "num_stages": 2}, -1.0, -1.0, 1.0), "today's is wrong: no time can outweigh it"
     assert verdicts[2]["values"] is not None
     assert "today's does not run" in tuned[2]["detail"]
     assert {r["row"]["status"] for r in of_type(records, "row") if r["shape"] == 2} >= {"ok", "wrong"}
-    assert points[5].today.values == values(64, 128)
+    assert points[5].today.values == values(32, 64)
     assert points[5].today.us > 0
-    assert tuned[1]["kernelName"] == tile_config(verdicts[1]["values"] or values(64, 128), "vllm_").name
+    assert tuned[1]["kernelName"] == tile_config(verdicts[1]["values"] or values(32, 64), "vllm_").name
 
 
-def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(tmp_path: Path) -> None:
+def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import zipfile
 
+    import torch
+
+    from worker.tuners.engines.tuner import EngineTuner
+
+    def tuner(root: Path) -> EngineTuner:
+        made = EngineTuner()
+        made.configure({"family": "a8w8_blockscale", "root": str(root)}, Place(node_dir=tmp_path))
+        return made
+
+    monkeypatch.delenv(CACHE_ENV, raising=False)
     wheel = tmp_path / "vllm-9.whl"
     package = tree("vllm")
     with zipfile.ZipFile(wheel, "w") as archive:
         for path in package.rglob("*.py"):
             archive.write(path, path.relative_to(package))
         archive.writestr(str(configs(Path()) / "none.json"), "{}")
-    code, output, records = run(tmp_path / "wheel", [1], root=str(wheel))
-    assert code == 0, output
-    assert len(of_type(records, "shape_tuned")) == 1
-    code, output, _ = run(tmp_path / "other", [1], root=str(tree("sglang")))
-    assert code != 0
-    assert "is sglang, whose kernels are others" in output
-    code, output, _ = run(tmp_path / "none", [1], root=str(tmp_path / "nothing"))
-    assert code != 0
-    assert f"{tmp_path}/nothing holds neither vLLM nor SGLang" in output
-    import torch
-
     if not torch.cuda.is_available():
-        code, output, _ = run(tmp_path / "cpu", [1], interpreted=False, root=str(package))
-        assert code != 0
-        assert "no GPU" in output
+        with pytest.raises(NoDeviceError, match="torch sees no GPU here"):
+            tuner(package).open()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(NoDeviceError, match=f"{tmp_path}/nothing holds neither vLLM nor SGLang"):
+        tuner(tmp_path / "nothing").open()
+    with pytest.raises(NoDeviceError, match="is sglang, whose kernels are others"):
+        tuner(tree("sglang")).open()
+    source, _ = tuner(wheel).source()
+    assert source.engine().package.is_relative_to(tmp_path / "cache" / "engines")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""The publication for AITER (`publish.py` is the flow): tables by family, and the Triton configs of AITER.
+"""The publication for AITER (`tables/publish.py` is the flow): tables by family, and the Triton configs of AITER.
 
-`make_commits` runs AITER's own checks on the base (`aiter_checks.py`), and makes the new texts of the files
-(`publish_rows.py`): one commit for the model's own files and one for rows that other files own. `check_branch` checks
-the tables against this tree (`check.py`), runs AITER's checks again, and `verify` on nodes if asked.
+`make_commits` runs AITER's own checks on the base (`tables/aiter_checks.py`), and makes the new texts of the files
+(`tables/publish_rows.py`, `merge.py`): one commit for the model's own files and one for rows that other files own.
+`check_branch` checks the tables against this tree (`tables/check.py`), runs AITER's checks again, and `verify` on nodes
+if asked.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.configs.merge import merge_run, path_below
+from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from orchestrator.files.write import write_csv
 from orchestrator.tables.aiter_build import Build
@@ -31,19 +34,6 @@ MAX_PROBLEMS = 5
 """Most problems of a table that the text names."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigPart:
-    """A run's winners as config files of a checkout; `orchestrator/configs/merge.py` makes it."""
-
-    texts: Mapping[str, str]
-    """The new texts, by path below the checkout."""
-    buckets: Mapping[str, int]
-    """The number of changed buckets, by path below the checkout."""
-    winner_files: Sequence[Any]
-    """The winners, each a `configs.winners.WinnerFile`."""
-    notes: Sequence[str]
-
-
 @dataclass(slots=True)
 class AiterPublication:
     """The winners of runs and tables for a checkout of AITER. `open_aiter_publication` makes it."""
@@ -54,12 +44,10 @@ class AiterPublication:
     """Runs whose winners are config files."""
     run_facts: Callable[[Path], Facts]
     """As of `open_sources`."""
-    merge_configs: Callable[[Path, Path], ConfigPart]
-    """Merges the config files of a run into a checkout."""
     template: str = "pull-request.md.j2"
     parts: list[Part] = field(default_factory=list)
     """The rows, by family."""
-    winner_files: list[Any] = field(default_factory=list)
+    winner_files: list[WinnerFile] = field(default_factory=list)
     """The winners that are config files."""
     checks_before: Mapping[str, CheckRun] = field(default_factory=dict)
     """AITER's checks of the base, by name."""
@@ -80,7 +68,7 @@ class AiterPublication:
         self.checks_before = _run_checks(request, tree, "base")
         for family, paths in self.families.items():
             self.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model, self.run_facts))
-        own_texts, other_texts = self._collect_texts(published, [self.merge_configs(r, tree) for r in self.config_runs])
+        own_texts, other_texts = self._collect_texts(published, tree)
         published.title = title_of(request.title, request.model, self.parts, self.winner_files)
         published.rows = [row for part in self.parts for row in _rows_of(part)]
         commits = []
@@ -90,9 +78,7 @@ class AiterPublication:
             commits.append(PlannedCommit(f"{published.title}: rows that other files own", other_texts))
         return commits
 
-    def _collect_texts(
-        self, published: Published, configs: Sequence[ConfigPart]
-    ) -> tuple[dict[str, str], dict[str, str]]:
+    def _collect_texts(self, published: Published, tree: Path) -> tuple[dict[str, str], dict[str, str]]:
         """The texts of the model's own files and of config files, and those of others with edited rows; noted in
         `published`. Raises InputError if there is none."""
         own: dict[str, str] = {}
@@ -102,11 +88,16 @@ class AiterPublication:
                 texts = own if name in (part.tuned, part.shapes) else others
                 texts[name] = text
                 published.files[name] = part.count_rows(name) or {"shapes": len(part.rows)}
-        for merged in configs:
-            self.winner_files += merged.winner_files
-            published.notes += merged.notes
-            own |= merged.texts
-            published.files |= {name: {"buckets": buckets} for name, buckets in merged.buckets.items()}
+        for run in self.config_runs:
+            report = merge_run(run, tree)
+            for change in report.changes:
+                name = path_below(change.path, tree)
+                own[name] = change.after
+                published.files[name] = {"buckets": len(change.winner_file.winners)}
+                self.winner_files.append(change.winner_file)
+            published.notes += report.notes
+            if report.proof:
+                published.notes.append(f"config files: proven by {report.proof}")
         if not own and not others:
             reasons = [f"{row.new.place}: {row.action}: {row.why}" for part in self.parts for row in part.rows]
             reasons += [text for part in self.parts for text in part.rejected] + published.notes
@@ -127,7 +118,8 @@ class AiterPublication:
 
     def evidence(self, request: PublishRequest) -> Evidence:
         """See `Publication`."""
-        return collect_evidence(self.parts, self.winner_files, request.run_folders, request.runs)
+        folders = [path for path in request.sources if path.is_dir()]
+        return collect_evidence(self.parts, self.winner_files, folders, request.runs)
 
     def text_values(self, request: PublishRequest, published: Published) -> dict[str, Any]:
         """See `Publication`."""
@@ -135,10 +127,7 @@ class AiterPublication:
 
 
 def open_aiter_publication(
-    sources: Sequence[Path],
-    wanted_family: str | None,
-    run_facts: Callable[[Path], Facts],
-    merge_configs: Callable[[Path, Path], ConfigPart],
+    sources: Sequence[Path], wanted_family: str | None, run_facts: Callable[[Path], Facts]
 ) -> AiterPublication:
     """The publication of runs and tables. Raises InputError for a table whose family is not known."""
     families: dict[Family, list[Path]] = {}
@@ -148,7 +137,7 @@ def open_aiter_publication(
             config_runs.append(path)
         else:
             families.setdefault(family_of(table_of(path), wanted_family), []).append(path)
-    return AiterPublication(families, config_runs, run_facts, merge_configs)
+    return AiterPublication(families, config_runs, run_facts)
 
 
 def _rows_of(part: Part) -> list[dict[str, Any]]:
