@@ -1,7 +1,7 @@
 """Everything that can go wrong in AITER's processes, through the whole job on this machine, on both stand-ins.
 
 Each shape has a fault of its own; the others of its run must not notice. One by one the same faults are in
-tests/unit/worker/aiter/test_aiter_driver.py.
+tests/unit/worker/aiter/test_tuner.py.
 """
 
 from __future__ import annotations

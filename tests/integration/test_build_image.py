@@ -10,7 +10,7 @@ from tests.integration.heavy import HeavyFleet
 from tests.integration.heavy.bench import on_nodes
 from tests.kits.fleet import Bench
 from tests.standins.aiter.kernel_lists import ASM, CK, CK2, tree
-from tests.unit.tables.test_db_export import table
+from tests.unit.tables.test_export import table
 
 pytestmark = on_nodes()
 IMAGE = "test/aiter-files:1"

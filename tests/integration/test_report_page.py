@@ -16,7 +16,7 @@ from orchestrator.report.collector import Collector
 from orchestrator.report.page import fit, render_page, write_report
 from tests.integration.browser import Browser, chromium, missing
 from tests.kits.results import simulated_run
-from tests.unit.report.test_report_page import HOSTILE
+from tests.unit.report.test_page import HOSTILE
 
 pytestmark = [
     pytest.mark.xdist_group("report_page"),

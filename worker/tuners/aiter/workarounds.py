@@ -3,7 +3,7 @@
 findings.py asks each `predicate`; session.py asks `needed_workarounds` for those of a family's shapes, and applies them
 to a scratch copy with `apply_workarounds`. The real tree is never changed. Versions alone do not tell: the runbook's
 image mixes a tuner script and a package of different dates, so every predicate reads files. To add a workaround, write
-its two functions and an entry of WORKAROUNDS, and a case of tests/unit/worker/aiter/test_aiter_workarounds.py.
+its two functions and an entry of WORKAROUNDS, and a case of tests/unit/worker/aiter/test_workarounds.py.
 """
 
 from __future__ import annotations

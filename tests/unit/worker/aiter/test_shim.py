@@ -1,4 +1,4 @@
-"""Parts of the tuner aiter by themselves: locks, the shim, the node's cache."""
+"""The shim in AITER's processes: what it knows, leaves out and keeps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine.docker_options import DockerOptions
-from orchestrator.machines.node_files import node_files
-from orchestrator.machines.node_plan import NodePlan
 from tests.standins.aiter.kernel_lists import CK2, tree
 from tests.support.files import write_files
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
-from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
+from worker.protocol import Spec, SpecShape, TableKernel
 from worker.tuners.aiter.blocked import BlockedEntry, CandidateId, SlotIdentity
 from worker.tuners.aiter.choice import CandidateChoice, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
-from worker.tuners.aiter.modules import clear_stale_locks
 
 MP_TUNER = """
 def worker(gpu_id, info, func, args, kwargs, ref=None):
@@ -35,13 +31,6 @@ def worker(gpu_id, info, func, args, kwargs, ref=None):
 def work_group(tasks):
     return [worker(0, *t) for t in tasks]
 """
-
-
-def test_a_lock_is_cleared_only_when_nobody_holds_it(tmp_path: Path) -> None:
-    build = write_files(tmp_path / "build", dict.fromkeys(("lock_dead", "lock_open", "module_x/build/lock"), ""))
-    with open(build / "lock_open"):
-        assert len(clear_stale_locks([tmp_path, tmp_path / "nothing"])) == 2
-    assert [p.name for p in build.rglob("*") if p.is_file()] == ["lock_open"]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +89,3 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
     _, steps = shimmed(tmp_path / "image", tasks, CandidateChoice(only=chosen))
     ran = [(s["key"][2], *s["candidate"][:2]) for s in steps if s["event"] == "end"]
     assert ran == [("1", "1", "0"), ("1", "7", "0"), *(("4", n, s) for n, s in ("00", "10", "11", "70"))]
-
-
-def test_the_node_keeps_modules_beside_the_runs_for_this_tuner_only() -> None:
-    plan = NodePlan("n", "/w/run/n", ("0",), "ssh", "docker", None, {}, {}, docker=DockerOptions(image="img:1"))
-    for tuner, there in (("aiter", True), ("torch", False)):
-        files = node_files(plan, "run", tuner, {"family": "a8w8"} if there else {}, 60.0)
-        assert ("GEMMFLEET_CACHE=/gemmfleet-cache" in files["container.sh"].data.decode()) == there
-        assert (NodeConfig.loads(files["node.json"].data).start_timeout_s > 3600) == there
-    process = NodePlan("n", "/r/run/work/n", ("0",), "local", "process", None, {}, {}, cache="../../../.cache")
-    assert "cd ../../../.cache && pwd -P" in node_files(process, "run", "aiter", {}, 60.0)["tune.sh"].data.decode()

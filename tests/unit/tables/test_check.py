@@ -9,7 +9,7 @@ import pytest
 from orchestrator.families import get_family
 from orchestrator.tables.check import check_tables
 from tests.kits.fleet import command
-from tests.unit.tables.test_tuned_db import HEADER
+from tests.unit.tables.test_table import HEADER
 from worker.families import FAMILIES
 
 BLOCKSCALE = "a8w8_blockscale_tuned_gemm.csv"

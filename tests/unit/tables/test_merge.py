@@ -31,7 +31,7 @@ from tests.kits.fleet import command
 from tests.kits.results import A8W8
 from tests.paths import ROOT
 from tests.support.marks import drawn
-from tests.unit.tables.test_tuned_db import HEADER, line, new, table
+from tests.unit.tables.test_table import HEADER, line, new, table
 
 PROFILE = HEADER + ",attempt,node,slot,status,spread,samples,winner,detail"
 
@@ -251,7 +251,7 @@ def test_the_next_command_takes_back_a_merge_that_was_killed(tmp_path: Path, had
 import os, signal, sys
 from pathlib import Path
 from orchestrator.tables.merge import merge
-from tests.unit.tables.test_db_merge import A8W8, new, of
+from tests.unit.tables.test_merge import A8W8, new, of
 calls, real = [], os.{call}
 def dies(*args, **more):
     calls.append(args)
