@@ -4,7 +4,7 @@ engine's own kernel in Triton's interpreter."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +36,7 @@ from worker.tuners.engines import engine_file
 from worker.tuners.engines.moe_problem import MoeProblem
 from worker.tuners.engines.sglang_moe import SglangMoeSource
 from worker.tuners.engines.source import argument_on_copy
+from worker.tuners.engines.specs import EngineOptions
 
 TMA = {"USE_TMA": True}
 PAIR = join_pair(values(64, 128), values(64, 256, **TMA))
@@ -154,7 +155,8 @@ def test_a_pair_of_one_block_size_m_is_found_and_measured_as_one_call(
     source = Source(str(tree("sglang")), H200)
     measurer = MeasuringProcess(serve, {}, 20)
     measurer.restart()
-    context = replace(kit.context, source=source, measurer=measurer, pool=cast("Any", OwnPool(source)))
+    options = EngineOptions(**asdict(kit.options))
+    context = replace(kit.context, source=source, measurer=measurer, pool=cast("Any", OwnPool(source)), options=options)
     key = {**KEY, **BF16, "token": 1024, "expert": 32, "inter_dim": 1792, "model_dim": 2048, "topk": 4}
     engine_file.EngineFile(context, engine_file.EngineSeeds(source), {"project": "sglang"}).run([SpecShape(1, key)])
     measurer.end()

@@ -373,10 +373,10 @@ def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(
 
     import torch
 
-    from worker.tuners.engines.tuner import EngineTuner
+    from worker.tuners.engines.tuner import VllmTuner
 
-    def tuner(root: Path) -> EngineTuner:
-        made = EngineTuner()
+    def tuner(root: Path) -> VllmTuner:
+        made = VllmTuner()
         made.configure({"family": "a8w8_blockscale", "root": str(root)}, Place(node_dir=tmp_path))
         return made
 
