@@ -13,6 +13,11 @@ SOAK = bool(os.environ.get("SOAK"))
 PLANS = 500 if SOAK else 100
 """Drawn plans on which the laws of the policy are held; the more in `make soak`."""
 
+WITH_TORCH = pytest.mark.xdist_group("torch")
+WITH_ENGINE = pytest.mark.xdist_group("engine")
+WITH_TRANSFORMERS = pytest.mark.xdist_group("transformers")
+"""Tests that import these into pytest's own process. It takes seconds, so they share one process."""
+
 
 def full_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """The cases of a test whose cases are alike: those `kept` run always, the others with FULL=1."""

@@ -21,6 +21,7 @@ from tests.standins.aiter.config_files import tree as config_tree
 from tests.standins.aiter.config_files import values, winners
 from tests.standins.aiter.kernel_lists import CK
 from tests.standins.aiter.kernel_lists import tree as aiter_tree
+from tests.support.marks import WITH_TRANSFORMERS
 from tests.support.model_classes import ask_here
 from tests.support.tuned_tables import A4W4, line, text
 from worker.families import FAMILIES
@@ -156,7 +157,7 @@ def typed(words: str, prefix: str) -> Done:
     return command(*words.replace("@", prefix).replace("RUN", RUN).replace("GOOD", GOOD).split())
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [pytest.param(g, marks=WITH_TRANSFORMERS) if g == "shapes" else g for g in GROUPS])
 def test_a_relative_path_is_as_good_as_an_absolute_one(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:

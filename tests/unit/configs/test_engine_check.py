@@ -40,6 +40,8 @@ USUAL = {
     "num_stages": 2,
 }
 H200 = "N=512,K=1024,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+SHIPPED = object()
+"""In place of a table: the file as the wheel has it."""
 KEYS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
@@ -85,19 +87,70 @@ def found(package: Path, *, compiling: bool = False) -> dict[tuple[str, str], li
     return out
 
 
-def only(package: Path, **options: bool) -> tuple[str, str, str, int, str]:
-    """(level, rule, file, line, text) of the one finding."""
-    ((level, rule),) = (every := found(package, **options))
-    ((finding,),) = every.values()
-    return level, rule, Path(finding.path).name, finding.line, finding.text
+def found_in_files(package: Path) -> dict[str, tuple[str, str, int, str]]:
+    """(level, rule, line, text) of the one finding of each file that has any."""
+    findings = [f for of_rule in found(package).values() for f in of_rule]
+    by_file: dict[str, tuple[str, str, int, str]] = {}
+    for f in findings:
+        by_file[Path(f.path).name] = (f.level, f.rule, f.line, f.text)
+    assert len(by_file) == len(findings), findings
+    return by_file
+
+
+LOOKED_UP = "dtype=fp8_w8a8,block_shape=[128,128].json"
+NEVER = "never read: no look-up of this version forms"
+OF_VLLM: list[tuple[str, str, Any, tuple[str, str, int, str] | None]] = [
+    # clean files; H200s of all kinds read the MoE files of one name
+    (LINEAR, f"N=1536,K=7168,device_name=NVIDIA_H200,{LOOKED_UP}", SHIPPED, None),
+    (MOE, "E=8,N=7168,device_name=NVIDIA_H200.json", SHIPPED, None),
+    (MOE, f"E=256,N=256,device_name=AMD_Instinct_MI300X,{LOOKED_UP}", SHIPPED, None),
+    # a dtype that no look-up forms
+    (LINEAR, "N=1536,K=1536,device_name=NVIDIA_A100-SXM4-80GB,dtype=int8_w8a8,block_shape=[128,128].json", SHIPPED,
+     ("error", "name", 0, f"{NEVER} dtype=int8_w8a8")),
+    (MOE, "E=64,N=8960,device_name=NVIDIA_H100_80GB_HBM3,dtype=bf16.json", SHIPPED,
+     ("error", "name", 0, f"{NEVER} dtype=bf16")),
+    (MOE, "E=16,N=3072,device_name=NVIDIA_H100_80GB_HBM3,dtype=float8.json", SHIPPED,
+     ("error", "name", 0, f"{NEVER} dtype=float8")),
+    (MOE, "E=256,N=128,device_name=NVIDIA_A800-SXM4-80GB,dtype=int8_w8a8.json", SHIPPED,
+     ("error", "name", 0, f"{NEVER} dtype=int8_w8a8")),
+    # devices are named by the engine's own rules, AMD's by device ids; of a chip that the map lacks the driver's name
+    # counts
+    (MOE, "E=8,N=7168,device_name=NVIDIA_H200_NVL.json", dict.fromkeys(KEYS, USUAL),
+     ("error", "name", 0, f"{NEVER} device_name=NVIDIA_H200_NVL")),
+    (LINEAR, f"N=1536,K=1536,device_name=AMD_Instinct_MI325_OAM,{LOOKED_UP}", SHIPPED,
+     ("error", "name", 0, f"{NEVER} device_name=AMD_Instinct_MI325_OAM")),
+    (MOE, "E=160,N=192,device_name=AMD_Instinct_MI350_OAM,dtype=fp8_w8a8.json", SHIPPED, None),
+    # entries far from the M that they serve
+    (LINEAR, f"N=1536,K=7168,device_name=NVIDIA_L20,{LOOKED_UP}", SHIPPED,
+     ("warning", "keys", 0, "lacks 15 of the 18 usual keys: the entry of 2048 serves M = 1..2560")),
+    (LINEAR, f"N=1536,K=7168,device_name=NVIDIA_L40S,{LOOKED_UP}", {m: USUAL for m in KEYS if m != 1536},
+     ("note", "keys", 0, "lacks 1 of the 18 usual keys: the entry of 1024 serves M = 769..1536")),
+    # what a look-up or a launch fails on
+    (LINEAR, H200, {"triton_version": "3.8.0"} | dict.fromkeys(KEYS, USUAL),
+     ("error", "look-up", 0, "get_w8a8_block_fp8_configs fails: ValueError: invalid literal for int()")),
+    (LINEAR, H200.replace("K=1024", "K=2048"), {m: USUAL | {"waves_per_eu": 2} if m == 8 else USUAL for m in KEYS},
+     ("error", "refused", 26,
+      "M = 8: the launch fails: KeyError: 'Keyword argument waves_per_eu was specified but unrecognised'")),
+    (LINEAR, H200.replace("K=1024", "K=4096"), '{"1": {}, "1": {}}', ("error", "unreadable", 0, "")),
+]  # fmt: skip
+"""Config files, shipped or with a table of ours, and the finding of each; its text may go on."""
 
 
 @vllm
-def test_clean_files_have_no_findings(package: Path) -> None:
-    ship(package, LINEAR, "N=1536,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json")
-    ship(package, MOE, "E=8,N=7168,device_name=NVIDIA_H200.json")
-    ship(package, MOE, "E=256,N=256,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json")
-    assert found(package) == {}
+def test_defects_of_each_class_are_found_in_vllms_files(package: Path) -> None:
+    for folder, name, table, _ in OF_VLLM:
+        if table is SHIPPED:
+            ship(package, folder, name)
+        else:
+            write(package, folder, name, table)
+    every = found_in_files(package)
+    for _, name, _, expected in OF_VLLM:
+        if expected is None:
+            assert name not in every
+            continue
+        *where, text = expected
+        assert every[name][:3] == tuple(where), name
+        assert every[name][3].startswith(text), every[name]
 
 
 @vllm
@@ -117,72 +170,6 @@ for fd in range(3, 64):
         found(package)
 
 
-@vllm
-def test_a_dtype_that_no_look_up_forms(package: Path) -> None:
-    strange = {
-        "N=1536,K=1536,device_name=NVIDIA_A100-SXM4-80GB,dtype=int8_w8a8,block_shape=[128,128].json": "dtype=int8_w8a8",
-        "E=64,N=8960,device_name=NVIDIA_H100_80GB_HBM3,dtype=bf16.json": "dtype=bf16",
-        "E=16,N=3072,device_name=NVIDIA_H100_80GB_HBM3,dtype=float8.json": "dtype=float8",
-        "E=256,N=128,device_name=NVIDIA_A800-SXM4-80GB,dtype=int8_w8a8.json": "dtype=int8_w8a8",
-    }
-    for name in strange:
-        ship(package, MOE if name.startswith("E") else LINEAR, name)
-    every = found(package)
-    assert {(Path(f.path).name, f.text) for f in every.pop(("error", "name"))} == {
-        (name, f"never read: no look-up of this version forms {text}") for name, text in strange.items()
-    }
-    assert not every
-
-
-@vllm
-def test_a_device_is_named_by_the_engines_own_rules(package: Path) -> None:
-    """H200s of all kinds read the MoE files of one name, and AMD's names are of device ids."""
-    ship(package, MOE, "E=8,N=7168,device_name=NVIDIA_H200.json", "E=8,N=7168,device_name=NVIDIA_H200_NVL.json")
-    ship(package, LINEAR, "N=1536,K=1536,device_name=AMD_Instinct_MI325_OAM,dtype=fp8_w8a8,block_shape=[128,128].json")
-    ship(package, MOE, "E=160,N=192,device_name=AMD_Instinct_MI350_OAM,dtype=fp8_w8a8.json")
-    every = found(package)
-    errors = {Path(f.path).name: f.text for f in every.pop(("error", "name"))}
-    assert errors == {
-        "E=8,N=7168,device_name=NVIDIA_H200_NVL.json":
-            "never read: no look-up of this version forms device_name=NVIDIA_H200_NVL",
-        "N=1536,K=1536,device_name=AMD_Instinct_MI325_OAM,dtype=fp8_w8a8,block_shape=[128,128].json":
-            "never read: no look-up of this version forms device_name=AMD_Instinct_MI325_OAM",
-    }  # fmt: skip
-    assert not every, "of a chip that the map lacks the driver's name counts"
-
-
-@vllm
-def test_foreign_entries_of_missing_keys_are_named(package: Path) -> None:
-    name = "N=1536,K=7168,device_name=NVIDIA_L20,dtype=fp8_w8a8,block_shape=[128,128].json"
-    ship(package, LINEAR, name)
-    text = "lacks 15 of the 18 usual keys: the entry of 2048 serves M = 1..2560"
-    assert only(package) == ("warning", "keys", name, 0, text)
-    write(package, LINEAR, name, {m: USUAL for m in KEYS if m != 1536})
-    text = "lacks 1 of the 18 usual keys: the entry of 1024 serves M = 769..1536"
-    assert only(package) == ("note", "keys", name, 0, text)
-
-
-@vllm
-def test_what_a_look_up_or_a_launch_fails_on(package: Path) -> None:
-    write(package, LINEAR, H200, {"triton_version": "3.8.0"} | dict.fromkeys(KEYS, USUAL))
-    level, rule, _, _, text = only(package)
-    assert (level, rule) == ("error", "look-up")
-    assert text.startswith("get_w8a8_block_fp8_configs fails: ValueError: invalid literal for int()")
-    write(package, LINEAR, H200, {m: USUAL | {"waves_per_eu": 2} if m == 8 else USUAL for m in KEYS})
-    refused = "M = 8: the launch fails: KeyError: 'Keyword argument waves_per_eu was specified but unrecognised'"
-    assert only(package) == ("error", "refused", H200, 26, refused)
-    write(package, LINEAR, H200, '{"1": {}, "1": {}}')
-    assert {rule for _, rule in found(package)} == {"unreadable"}
-
-
-@sglang
-def test_tiles_longer_than_a_group_of_scales_give_wrong_results(package: Path) -> None:
-    name = "E=512,N=256,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128, 128].json"
-    ship(package, S_MOE, f"triton_3_5_1/{name}")
-    text = "wrong results: BLOCK_SIZE_K is 256, and a step takes the scales of one group of 128"
-    assert only(package) == ("error", "scale group", name, 66, f"M = 64, 128, 256, 512: {text}")
-
-
 @sglang
 def test_folders_of_other_versions_of_triton(package: Path) -> None:
     name = "E=8,N=7168,device_name=NVIDIA_H100_80GB_HBM3.json"
@@ -196,8 +183,10 @@ def test_folders_of_other_versions_of_triton(package: Path) -> None:
 
 
 @sglang
-def test_all_look_ups_of_sglang_are_asked(package: Path) -> None:
+def test_all_look_ups_of_sglang_are_asked_and_wrong_tiles_found(package: Path) -> None:
     """Linear layers have three, and MoE files come with what SGLang alone puts into names."""
+    wrong = "E=512,N=256,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    ship(package, S_MOE, f"triton_3_5_1/{wrong}")
     for name in (
         "N=1536,K=1536,device_name=NVIDIA_A800-SXM4-80GB,dtype=int8_w8a8,block_shape=[128, 128].json",
         "N=7168,K=1024,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
@@ -212,19 +201,22 @@ def test_all_look_ups_of_sglang_are_asked(package: Path) -> None:
     )
     ship(package, S_MOE, "triton_3_1_0/E=256,N=128,device_name=NVIDIA_A100-SXM4-80GB,dtype=int8_w8a8.json")
     every = found(package)
-    assert [(level, rule) for level, rule in every if level == "error"] == [("error", "refused")]
+    assert {rule for level, rule in every if level == "error"} == {"refused", "scale group"}
     (refused,) = every[("error", "refused")]
     assert "AssertionError: int8 quantization only supports channel-wise quantization" in refused.text
+    (group,) = every[("error", "scale group")]
+    text = "wrong results: BLOCK_SIZE_K is 256, and a step takes the scales of one group of 128"
+    assert (Path(group.path).name, group.line, group.text) == (wrong, 66, f"M = 64, 128, 256, 512: {text}")
 
 
 @vllm
 def test_each_distinct_entry_is_compiled_once_and_kept(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AMD's 64 KiB do not hold 256 x 256 x 128 in three stages."""
+    """AMD's 64 KiB do not hold a step of 1024 x 128."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     name = H200.replace("NVIDIA_H200", "AMD_Instinct_MI300X")
-    large = USUAL | {"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "num_warps": 8, "num_stages": 3}
+    large = USUAL | {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 1024, "num_warps": 8}
     write(package, LINEAR, name, {m: large if m == 4096 else USUAL for m in KEYS})
     every = found(package, compiling=True)
     ((error,),) = (every.pop(("error", "shared memory")),)
@@ -248,14 +240,13 @@ def test_the_command_takes_a_wheel_or_a_tree_and_narrows(package: Path) -> None:
     done = run("--json")
     document = json.loads(done.output)
     assert (done.exit_code, document["files"], document["errors"]) == (1, 2, 1)
-    done = run("--device", "NVIDIA_H200", "--shape", "E=8,N=7168")
-    assert (done.exit_code, ": 1 file, " in done.output.splitlines()[0]) == (0, True)
     assert isinstance(run("--shape", "E=8,N=1").exception, InputError)
     assert "give N=1280,K=8192 or E=1280,N=8192" in str(run("--shape", "E=8,K=1").exception)
     assert str(run("--gfx", "gfx950", "--family", "a8w8").exception) == "--gfx, --family: not for the configs of vllm"
     (package.parent / "aiter").mkdir()
     assert str(run().exception) == "there are aiter, vllm: say with --project which one to check"
-    assert run("--project", "vllm", "--device", "NVIDIA_H200").exit_code == 0
+    done = run("--project", "vllm", "--device", "NVIDIA_H200", "--shape", "E=8,N=7168")
+    assert (done.exit_code, ": 1 file, " in done.output.splitlines()[0]) == (0, True)
     with opened_tree(str(wheel("vllm")), None, triton=True) as root:
         assert len(list((root / "vllm" / MOE / "configs").glob("E=*.json"))) == 338
     with pytest.raises(ServingEngineError, match="has no config file for NVIDIA_H300"):

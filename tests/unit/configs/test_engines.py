@@ -29,11 +29,14 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, ask_here, copy, tree
+from tests.support.marks import WITH_ENGINE
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.m_ranges import ConfigRange, entries_of, merge_ranges, ranges_served
 from worker.triton_configs.pair import join_pair
 from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.triton_configs.serving_engine import load_engine
+
+pytestmark = WITH_ENGINE
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
 NAME = "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"

@@ -16,7 +16,10 @@ from orchestrator.errors import InputError
 from tests.standins.aiter.checkout import checkout, commit, git, show
 from tests.support.engine_runs import NEW, Times, engine_run, repository
 from tests.support.engines import H200, ask_here, copy
+from tests.support.marks import WITH_ENGINE
 from worker.triton_configs.engine_package import Layer
+
+pytestmark = WITH_ENGINE
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
 SECOND = Layer("linear", 1536, 7168, dtype="fp8_w8a8", block=(128, 128))

@@ -18,6 +18,7 @@ from orchestrator.shapes.reader import read_shapes
 from tests.kits.fleet import Done, command
 from tests.paths import TEST_DATA
 from tests.support.engines import H200, MI355X, tree
+from tests.support.marks import WITH_TRANSFORMERS
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.m_ranges import USUAL_KEYS
 from worker.triton_configs.serving_engine import load_engine
@@ -266,7 +267,7 @@ LOG = [
     V + "/x/E=8,N=64,device_name=NVIDIA_H200,dtype=int4_w4a16.json",
     "noise",
 ]
-pytestmark = pytest.mark.usefixtures("classes_here")
+pytestmark = [pytest.mark.usefixtures("classes_here"), WITH_TRANSFORMERS]
 QWEN = TEST_DATA / "models" / "engines" / "qwen3-235b-a22b-fp8.json"
 
 

@@ -23,9 +23,10 @@ from orchestrator.shapes.model_config import Model
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.shapes.serving import rank_layers
 from tests.kits.fleet import command
+from tests.support.marks import WITH_TRANSFORMERS
 from tests.support.model_classes import MODELS, changed, keys, read_here
 
-pytestmark = pytest.mark.usefixtures("classes_here")
+pytestmark = [pytest.mark.usefixtures("classes_here"), WITH_TRANSFORMERS]
 
 
 def shapes(config: str | Path, family: str, tp: int = 1, *, as_16_bits: bool = False, **kw: Any) -> ModelShapes:

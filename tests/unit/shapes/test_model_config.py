@@ -17,8 +17,10 @@ from orchestrator.families import get_family
 from orchestrator.shapes.from_model import Ranks, model_shapes
 from orchestrator.shapes.model_class import ask_class
 from tests.kits.fleet import command
+from tests.support.marks import WITH_TRANSFORMERS
 from tests.support.model_classes import MODELS, ask_here, changed, keys, read_here
 
+pytestmark = WITH_TRANSFORMERS
 CASES = MODELS / "cases"
 QUANTISATIONS = json.loads((CASES / "quantisation.json").read_text())
 QWEN, V3 = "engines/qwen3-235b-a22b-fp8", "deepseek-v3"

@@ -26,10 +26,11 @@ from orchestrator.shapes.vllm_files import sglang_shapes, vllm_shapes
 from tests.kits.fleet import Done, command
 from tests.paths import ROOT, TEST_DATA
 from tests.support.engines import tree
+from tests.support.marks import WITH_TRANSFORMERS
 from tests.support.model_classes import ask_here
 from worker.triton_configs.m_ranges import USUAL_KEYS
 
-pytestmark = pytest.mark.usefixtures("classes_here")
+pytestmark = [pytest.mark.usefixtures("classes_here"), WITH_TRANSFORMERS]
 MODELS = TEST_DATA / "models" / "engines"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 # keys that a published config leaves to its class in transformers

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.kits.worker import answers_of, of_type, run_group
 from tests.support.engines import H200, MI355X, tree
+from tests.support.marks import WITH_TORCH
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.point_record import PointRecord
 from worker.tuners.common.problem import UnsupportedError
@@ -36,6 +37,7 @@ from worker.tuners.engines.moe_problem import (  # noqa: E402
     route,
 )
 
+pytestmark = WITH_TORCH
 CPU = torch.device("cpu")
 FP8 = {"q_dtype_a": "torch.float8_e4m3fn", "q_dtype_w": "torch.float8_e4m3fn"}
 BF16 = {"q_type": "QuantType.No", "q_dtype_a": "torch.bfloat16", "q_dtype_w": "torch.bfloat16"}

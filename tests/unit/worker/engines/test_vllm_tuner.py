@@ -21,6 +21,7 @@ from orchestrator.families import check_family, check_tuner_options, get_tuner
 from orchestrator.tables.row_kernels import kind_by_names
 from tests.kits.worker import answers_of, of_type, run_group
 from tests.support.engines import H200, MI355X, tree
+from tests.support.marks import WITH_TORCH
 from tests.support.search_standin import Kit, StandIn, Timer
 from worker.families import tuner_of
 from worker.protocol import SpecShape
@@ -37,6 +38,8 @@ from worker.tuners.search.measuring_server import MeasuringServer
 from worker.tuners.search.source import CompileFacts
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import tile_config
+
+pytestmark = WITH_TORCH
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=12)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.marks import WITH_TORCH
 from worker.protocol import FIELDS, Row, Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit
 from worker.tuners.catalog import make_tuner
@@ -23,6 +24,8 @@ from worker.tuners.torch.search import Search, Spent
 from worker.tuners.torch.spec import TorchOptions
 from worker.tuners.torch.tuner import TorchTuner
 from worker.tuners.torch.variants import Candidate, Variant, Workspace, variants
+
+pytestmark = WITH_TORCH
 
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
 CPU = torch.device("cpu")

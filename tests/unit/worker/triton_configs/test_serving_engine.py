@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
+from tests.support.marks import WITH_ENGINE
 from tests.waiting import PATIENCE_S
 from worker.foreign.runner import ForeignCodeError
 from worker.foreign.values import encode
@@ -28,6 +29,8 @@ from worker.triton_configs.engine_package import (
     unpack_wheel,
 )
 from worker.triton_configs.serving_engine import ServingEngine, ask_engine, load_engine
+
+pytestmark = WITH_ENGINE
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
 MOE = Layer("moe", 256, 7168, e=256, topk=8, dtype="fp8_w8a8", block=(128, 128))
