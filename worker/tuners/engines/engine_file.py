@@ -369,14 +369,14 @@ class KeySearch(BucketSearch):
     """The search of one M, whose leaders become configs of the file."""
 
     def choose_finalists(self, task: PointTask, search: ProblemSearch) -> list[int]:
-        """The fastest, then its fellows."""
+        """The fastest, then its fellows; none at a large problem, which has many waves and takes seconds an M."""
         assert task.search is not None
         candidates: Sequence[Any] = task.search.candidates
         us = {i: measurement.us for i, measurement in search.measured.items()}
         fastest: dict[int, int] = {}  # by BLOCK_SIZE_M
         for i in sorted(us, key=lambda i: us[i]):
             fastest.setdefault(candidates[i].knobs.block_m, i)
-        most_us = FELLOW * min(us.values())
+        most_us = min(us.values()) * (1 if task.problem.is_sustained else FELLOW)
         return [i for i in fastest.values() if us[i] <= most_us]
 
     def configs_to_compare(self, leaders: list[TileConfig], task: PointTask) -> list[TileConfig]:
