@@ -210,7 +210,8 @@ class EngineFile(FileSearch):
         for up, down in sorted(us_of_pair, key=lambda pair: us_of_pair[pair]):
             pair = tile_config(join_pair(up.values, down.values), self.source.prefix)
             fastest_of_rows.setdefault(up.number(ROWS), pair)
-        return list(fastest_of_rows.values())
+        pairs = list(fastest_of_rows.values())
+        return pairs[:1] if task.problem.is_sustained else pairs
 
     def _search_part(
         self, task: PointTask, part: str, rows: Sequence[int], following: Sequence[ShapeTask]
