@@ -13,14 +13,18 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker.text import clean
 
+PROJECT_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDE = "VLLM_TUNED_CONFIG_FOLDER"
 """The variable of vLLM that names an override folder: MoE files in it count before those of the package."""
+OVERRIDES = {"vllm": OVERRIDE, "sglang": "SGLANG_MOE_CONFIG_DIR"}
+"""The variable of each engine for a folder of MoE files. SGLang's holds `configs/triton_X_Y_Z` and is read instead of
+the package."""
 INSTALL = "pip install '.[triton,torch]' in a checkout of gemmfleet"
 """The way out where torch or triton is missing."""
 VLLM_IMPORT_S = 300
@@ -39,6 +43,12 @@ class EngineDevice:
     """As its platform reports it, `NVIDIA H200`."""
     arch: int | str
     """90, or `gfx950`."""
+    triton: str = ""
+    """The version of Triton there, which names SGLang's folders; "": this process's, or vLLM does not ask."""
+
+    def to_document(self) -> dict[str, Any]:
+        """The fields that are set, for records."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
 
     @property
     def backend(self) -> str:
@@ -68,7 +78,7 @@ class Layer:
     """
 
     op: str
-    """linear or moe."""
+    """linear or moe; moe_down for the second product of experts, whose file is SGLang's alone."""
     n: int
     """N; for moe as in the file's name."""
     k: int = 0

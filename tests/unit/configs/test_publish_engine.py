@@ -92,6 +92,14 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
     assert "linear" not in alone["body"]
 
 
+def test_a_new_file_of_experts_names_its_triton_as_others_do(tmp_path: Path, vllm: Path) -> None:
+    layer = Layer("moe", 648, 4096, 160, 8, "fp8_w8a8")
+    document = publish(engine_run(tmp_path / "run", layer, H200, OF_LINEAR), "--onto", vllm)
+    (file,) = document["files"]
+    assert next(iter(json.loads(show(vllm, BRANCH, file)).items())) == ("triton_version", "3.6.0")
+    assert "| M | default (us) | tuned (us) | change |" in document["body"]
+
+
 def test_a_file_that_would_make_an_m_slower_is_left_out_with_its_reason(tmp_path: Path, vllm: Path) -> None:
     good, slower = (engine_run(tmp_path / f"{x.n}", x, H200, OF_LINEAR) for x in (LINEAR, SECOND))
     table = slower / "configs/vllm/tuned.csv"
