@@ -17,7 +17,7 @@ from tests.standins.aiter.checkout import checkout, commit, git, show
 from tests.support.engine_runs import NEW, Times, engine_run, repository
 from tests.support.engines import H200, ask_here, copy
 from tests.support.marks import WITH_ENGINE
-from worker.triton_configs.engine_package import Layer
+from worker.triton_configs.engine_package import EngineDevice, Layer
 
 pytestmark = WITH_ENGINE
 
@@ -139,3 +139,15 @@ def test_mistakes_name_the_way_out_and_leave_no_branch(
     with pytest.raises(InputError, match=fault):
         publish(*sources, *words)
     assert [git(folder, "branch") for folder in (vllm, aiter)] == ["* main\n", "* main\n"]
+
+
+def test_both_files_of_sglangs_experts_have_one_table(tmp_path: Path) -> None:
+    device = EngineDevice("NVIDIA H200", 90, "3.6.0")
+    layer = Layer("moe", 128, 4096, 512, 10, "fp8_w8a8", (128, 128))
+    onto = repository(tmp_path / "sglang", copy("sglang", tmp_path / "wheel"))
+    run = engine_run(tmp_path / "run", layer, device, {(64, "uniform"): (20.0, 17.0)}, project="sglang")
+    document = publish(run, "--onto", onto)
+    names = sorted(Path(name).name.rpartition("]")[2] for name in document["files"])
+    assert names == [".json", "_down.json"]
+    assert {Path(name).parent.name for name in document["files"]} == {"triton_3_6_0"}
+    assert document["body"].count("| 64 | 20.00 | 17.00 | -15.0 % |") == 1
