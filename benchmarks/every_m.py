@@ -139,7 +139,7 @@ def main() -> int:
     kept: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "m": ms, "layers": {}}
     configs = grid()
     with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
-        t = Tuning(args.root, Path(scratch), "a8w8_blockscale", {})
+        t = Tuning("vllm", args.root, Path(scratch), "a8w8_blockscale", {})
         kept["tuner"] = {**t.facts, "grid": len(configs)}
         for layer in args.layers.split(";"):
             if time.monotonic() - begun > args.seconds:

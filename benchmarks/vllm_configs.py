@@ -1,8 +1,8 @@
-"""python -m benchmarks.vllm_configs --root ENGINE [options]: vLLM's shipped config files tuned again on one GPU.
+"""python -m benchmarks.vllm_configs --root ENGINE [options]: an engine's shipped config files tuned again on one GPU.
 
-Each file of this device is tuned as `tune --tuner vllm` does, with the 18 usual keys as the workload, and then what
-was written is judged by measurements that the tuner had no part in: other operands, at each key and between the keys,
-the old config and the new one interleaved. An M is slower by the rule of the product (new > 1.005 old + 0.5 us).
+Each file of this device is tuned as `tune --tuner vllm` (or sglang) does, with the 18 usual keys as the workload, and
+then what was written is judged by measurements that the tuner had no part in: other operands, at each key and between
+the keys, the old config and the new one interleaved. An M is slower by the product's rule (new > 1.005 old + 0.5 us).
 
 --family fmoe judges fused MoE layers at four routings, and says what the choice by uniform routing alone would lose.
 --again JSON tunes the files of an earlier result a second time and measures both results beside each other.
@@ -34,12 +34,13 @@ from benchmarks.figure import Figure, show
 from worker.protocol import Spec, SpecShape
 from worker.triton_configs.cutting import cut_ranges, unite_points
 from worker.triton_configs.m_ranges import USUAL_KEYS
+from worker.triton_configs.pair import needs_down_file
 from worker.triton_configs.point_record import PointRecord, values_of
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.measure import Finalist, SamplingPolicy, measure, rerank
 from worker.tuners.engines.source import EngineSource, LayerProblem
-from worker.tuners.engines.tuner import EngineTuner
+from worker.tuners.engines.tuner import EngineTuner, SglangTuner, VllmTuner
 from worker.tuners.search.compile_pool import CompilePool
 from worker.tuners.search.device_bench import DeviceBench
 from worker.tuners.search.tile_config import TileConfig
@@ -58,6 +59,15 @@ LAYERS = {
     "E=128,N=384,fp8": (4096, 8), "E=256,N=256,fp8": (7168, 8),
 }  # fmt: skip
 """Hidden size and top-k of a model that reads the file."""
+SGLANG_LAYERS = {
+    "E=32,N=1792": (2048, 4), "E=256,N=128": (2048, 8), "E=512,N=128": (2048, 10),
+    # Qwen3-235B-A22B-FP8 at TP 4, Qwen3.5-397B-A17B-FP8 at TP 8
+    "E=128,N=384,fp8": (4096, 8), "E=512,N=128,fp8": (4096, 10),
+}  # fmt: skip
+"""The same of SGLang's layers."""
+TUNERS: dict[str, type[EngineTuner]] = {"vllm": VllmTuner, "sglang": SglangTuner}
+PREFILL_M = 256
+"""The ratio from this M on is also reported for itself."""
 Key = dict[str, int | str]
 
 
@@ -68,9 +78,10 @@ def linear_keys(names: Sequence[str]) -> Iterator[tuple[str, str, Key]]:
         yield f"N={n},K={k}", "a8w8_blockscale", {"N": n, "K": k}
 
 
-def moe_keys() -> Iterator[tuple[str, str, Key]]:
+def moe_keys(engine: str) -> Iterator[tuple[str, str, Key]]:
     """The same of fused MoE layers."""
-    for name, (hidden, topk) in LAYERS.items():
+    layers = SGLANG_LAYERS if engine == "sglang" else LAYERS
+    for name, (hidden, topk) in layers.items():
         experts, width = (int(x) for x in re.findall(r"\d+", name)[:2])
         fp8 = name.endswith("fp8")
         dtype = "torch.float8_e4m3fn" if fp8 else "torch.bfloat16"
@@ -84,9 +95,9 @@ def moe_keys() -> Iterator[tuple[str, str, Key]]:
 class Tuning:
     """One tuner of a family, and what it decided."""
 
-    def __init__(self, root: Path, folder: Path, family: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, engine: str, root: Path, folder: Path, family: str, options: Mapping[str, Any]) -> None:
         os.environ["GEMMFLEET_CACHE"] = str(folder / "cache")
-        self.family, self.tuner = family, EngineTuner()
+        self.family, self.tuner = family, TUNERS[engine]()
         self.tuner.configure({"family": family, "root": str(root), **options}, Place(folder))
         self.facts = self.tuner.open()
         source = self.tuner._source
@@ -104,9 +115,16 @@ class Tuning:
         """The ranges as documents (first, last, values; None: as today), the records of all M, and seconds."""
         messages: list[dict[str, Any]] = []
         shapes = tuple(SpecShape(i, {self.m: m, **key}) for i, m in enumerate(ms, 1))
-        spec = Spec("bench-1", "bench", 1, family=self.family, tuner="vllm", options=options, shapes=shapes)
+        spec = Spec("bench-1", "bench", 1, family=self.family, tuner=self.tuner.engine, options=options, shapes=shapes)
         start = time.monotonic()
-        spent = self.tuner.tune(spec, Emit(messages.append))
+
+        def take(message: dict[str, Any]) -> None:
+            messages.append(message)
+            if message["type"] == "point_timed":
+                point = message["point"]
+                print(f"{time.monotonic() - start:.0f} s: M={point['m']} {point['label']}", file=sys.stderr)
+
+        spent = self.tuner.tune(spec, Emit(take))
         seconds = time.monotonic() - start
         records = [PointRecord.from_document(m["point"]) for m in messages if m["type"] == "point_timed"]
         values = values_of(records)
@@ -191,6 +209,7 @@ def judged(t: Tuning, key: Key, documents: Sequence[Mapping[str, Any]], ms: Sequ
             if row["old_us"] > 0 and is_slower(row["old_us"], row["new_us"]):
                 row["first"] = [row["old_us"], row["new_us"]]
                 (row["old_us"], _), (row["new_us"], _) = t.judge(beside, p, [old, new], 2.5, 8)
+        print(json.dumps(row), file=sys.stderr)
         out.append(row)
     return out
 
@@ -199,8 +218,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts and the geometric mean of old over new."""
     ratios = [r["old_us"] / r["new_us"] if r["changed"] and r["old_us"] > 0 else 1.0 for r in rows]
     bad = [r for r in rows if r["changed"] and r["old_us"] > 0 and is_slower(r["old_us"], r["new_us"])]
+    large = [ratio for row, ratio in zip(rows, ratios, strict=True) if row["m"] >= PREFILL_M]
+    wrong = [r["new_err"] for r in rows if r["changed"]]
     return {
-        "entries": len(rows), "slower": len(bad), "faster_5": sum(r >= 1.05 for r in ratios) / len(rows),
+        "geomean_from_256": math.exp(sum(map(math.log, large)) / max(1, len(large))),
+        "worst_err": max(wrong, default=0.0), "entries": len(rows), "slower": len(bad),
+        "faster_5": sum(r >= 1.05 for r in ratios) / len(rows),
         "geomean": math.exp(sum(map(math.log, ratios)) / len(ratios)), "worst": min(ratios), "best": max(ratios),
     }  # fmt: skip
 
@@ -229,6 +252,19 @@ def regrets(records: Sequence[PointRecord], documents: Sequence[Mapping[str, Any
         found["least"].append((min(regret.values()), m))
         found["allowed"].append((min((regret[c] for c in harmless), default=regret[name]), m))
     return {name: max(some, default=None) for name, some in found.items()}
+
+
+def pair_gain(records: Sequence[PointRecord]) -> float:
+    """Geometric mean of the least time of one config for both products over that of a pair, over all measured M and
+    routings; 1 where there are no pairs."""
+    logs: list[float] = []
+    for record in records:
+        right = [time for time in record.times if time.us > 0]
+        pairs = [time.us for time in right if needs_down_file(time.values)]
+        single = [time.us for time in right if not needs_down_file(time.values)]
+        if pairs and single:
+            logs.append(math.log(min(single) / min(pairs)))
+    return math.exp(sum(logs) / max(1, len(logs)))
 
 
 def space() -> Iterator[dict[str, int]]:
@@ -325,7 +361,8 @@ def again(t: Tuning, key: Key, first: Sequence[Mapping[str, Any]], ms: Sequence[
 def main() -> int:
     """Returns the exit code."""
     options = argparse.ArgumentParser(prog="benchmarks.vllm_configs", description=__doc__)
-    options.add_argument("--root", type=Path, required=True, help="vLLM's package, or a folder that holds it")
+    options.add_argument("--engine", default="vllm", choices=tuple(TUNERS))
+    options.add_argument("--root", type=Path, required=True, help="the engine's package, or a folder that holds it")
     options.add_argument("--family", default="a8w8_blockscale", choices=("a8w8_blockscale", "fmoe"))
     options.add_argument("--part", default="0/1", help="I/N: every N-th layer from the I-th on")
     options.add_argument("--only", default="", help="names of layers, with semicolons")
@@ -333,6 +370,7 @@ def main() -> int:
     options.add_argument("--again", type=Path, default=None, help="an earlier result")
     options.add_argument("--exhaustive", default="", help="M, with commas: vLLM's own loop over its whole space there")
     options.add_argument("--m", default="", help="M of the workload; default: the usual keys")
+    options.add_argument("--judge-m", default="", help="M of the judge; default: the workload's, linear: and between")
     options.add_argument("-O", action="append", default=[], metavar="NAME=JSON")
     options.add_argument("--out", type=Path, required=True)
     args = options.parse_args()
@@ -341,10 +379,10 @@ def main() -> int:
     ms = [int(m) for m in args.m.split(",")] if args.m else list(USUAL_KEYS)
     kept: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "options": given, "layers": {}}
     with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
-        t = Tuning(args.root, Path(scratch), args.family, given)
+        t = Tuning(args.engine, args.root, Path(scratch), args.family, given)
         kept["tuner"] = t.facts
         if args.family == "fmoe":
-            layers = list(moe_keys())
+            layers = list(moe_keys(args.engine))
         else:
             own = t.engine.file_name(t.problem({"N": 128, "K": 128}, 16).layer).partition(",device_name")[2]
             folder = t.engine.folders(t.problem({"N": 128, "K": 128}, 16).layer)[-1]
@@ -369,11 +407,13 @@ def main() -> int:
                 else:
                     made = t.tuned(key, ms)
                     wanted = ms if t.family == "fmoe" else sorted({*ms, *BETWEEN})
+                    if args.judge_m:
+                        wanted = [int(m) for m in args.judge_m.split(",")]
                     made["judged"] = judged(t, key, made["documents"], wanted)
                     line = {**summary(made["judged"]), "seconds": made["seconds"], "timed": made["timed"]}
                     if t.family == "fmoe":
                         made["regrets"] = regrets(made["records"], made["documents"])
-                        line |= made["regrets"]
+                        line |= made["regrets"] | {"pair_gain": pair_gain(made["records"])}
                     made["summary"] = line
                     del made["records"]
             except Exception as e:  # noqa: BLE001 - one layer's failure keeps the others

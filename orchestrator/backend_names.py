@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from worker.families import BACKENDS, BENCHED, ENGINE, TRITON, backend_of, tuner_of
+from worker.families import BACKENDS, BENCHED, ENGINE, SGLANG, TRITON, backend_of, tuner_of
 
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""
@@ -68,7 +68,7 @@ def backend_name(family: str, kernel: str = "", kernel_id: str = "", libtype: st
     kernel = kernel.strip()
     if libtype in ("", "triton") and kernel.startswith(TRITON):
         return UNKNOWN
-    if kernel.startswith(ENGINE):  # of the engine, and not AITER's
+    if kernel.startswith((ENGINE, SGLANG)):  # of the engine, and not AITER's
         return tuner_of(kernel)
     if libtype not in KNOWN:
         libtype = backend_of(family, {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id})

@@ -105,7 +105,9 @@ def check_family(spec: TunerSpec, family: str, options: Mapping[str, Any]) -> No
     """Raise InputError if the tuner has no candidates for the family."""
     known = spec.families(options) if spec.families is not None else (family,)
     if family not in known:
-        raise InputError(f"the tuner {spec.name} does not tune family {family}; it tunes {', '.join(known)}")
+        reason = spec.why_not.get(family)
+        fault = f"the tuner {spec.name} does not tune family {family}; it tunes {', '.join(known)}"
+        raise InputError(f"{fault}: {reason}" if reason else fault)
 
 
 def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:

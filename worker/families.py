@@ -429,8 +429,16 @@ TRITON = "triton_"
 """The tuner triton was removed in 0.3; its rows still exist."""
 CONFIG = "config_"
 ENGINE = "vllm_"
+SGLANG = "sglang_"
 SYNTHETIC = "synthetic_"
-_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", ENGINE: "vllm", SYNTHETIC: "replay"}
+_TUNERS = {
+    TORCH: "torch",
+    TRITON: "triton",
+    CONFIG: "aiter-triton",
+    ENGINE: "vllm",
+    SGLANG: "sglang",
+    SYNTHETIC: "replay",
+}
 """Beginnings of the kernels' names of our tuners. AITER has none of these, and its tables must never get one."""
 
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)

@@ -53,9 +53,7 @@ DB = (
     CommandEntry("export", "db:export_tables", "Make AITER use tuned tables: environment lines or files."),
 )
 CONFIGS = (
-    CommandEntry(
-        "merge", "configs:merge_configs", "Write the winners of a run into the files that AITER or vLLM loads."
-    ),
+    CommandEntry("merge", "configs:merge_configs", "Write the winners of a run into files of AITER, vLLM or SGLang."),
     CommandEntry("undo", "configs:undo_configs", "Take back the last merge into a tree."),
     CommandEntry("check", "configs:check_configs", "Check Triton config files on this machine's CPU."),
 )

@@ -20,7 +20,7 @@ from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from worker.foreign.runner import ForeignCodeError
 from worker.text import LEVELS, plural
-from worker.triton_configs.engine_package import INSTALL, ServingEngineError
+from worker.triton_configs.engine_package import INSTALL, ServingEngineError, locate_engine
 
 MOST_FINDINGS = 60
 PROJECTS = ("aiter", "vllm", "sglang")
@@ -31,11 +31,11 @@ def merge_configs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or a prefix of it, or its folder.")],
     into: Annotated[
         Path,
-        typer.Option(metavar="TREE", help="Folder with `aiter/` or `vllm/`, or an override folder."),
+        typer.Option(metavar="TREE", help="Folder with `aiter/`, `vllm/` or `sglang/`, or an override folder."),
     ],
     engine: Annotated[
         Path | None,
-        typer.Option(metavar="TREE|WHEEL", help="The vLLM that reads the override folder of --into."),
+        typer.Option(metavar="TREE|WHEEL", help="The vLLM or SGLang that reads the override folder of --into."),
     ] = None,
     allow_default: Annotated[
         bool, typer.Option("--allow-default", help="Default files may change, if all their readers were measured.")
@@ -50,7 +50,7 @@ def merge_configs(
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
-    """Write the winners of a run into the files that AITER or vLLM loads.
+    """Write the winners of a run into files of AITER, vLLM or SGLang.
 
     The project's own look-up proves every file before and after; `configs undo` takes the merge back.
     """
@@ -117,6 +117,10 @@ def check_configs(
         typer.Option(metavar="N=..,K=..", help="Only files of this shape (MoE: E=..,N=..), and the default."),
     ] = None,
     compiling: Annotated[bool, typer.Option("--compile", help="Compile every entry as well; needs Triton.")] = False,
+    coverage: Annotated[
+        Path | None,
+        typer.Option(metavar="LIST|LOG", help="vLLM and SGLang: only say which devices have a file for these layers."),
+    ] = None,
 ) -> Page:
     """Check Triton config files on this machine's CPU.
 
@@ -132,6 +136,8 @@ def check_configs(
         misplaced = [option for option, value in of_others.items() if value]
         if misplaced:
             raise InputError(f"{', '.join(misplaced)}: not for the configs of {name}")
+        if coverage is not None:
+            return _show_coverage(root, name, coverage, device)
         if name != "aiter":
             return _check_engine(root, name, override, device, check.sizes_of(shape, "NK", "EN"), compiling)
         size = check.sizes_of(shape, "NK")
@@ -162,6 +168,29 @@ def _only_project(root: Path) -> str:
     if len(projects) > 1:
         raise InputError(f"there are {', '.join(projects)}: say with --project which one to check")
     return projects[0] if projects else "aiter"
+
+
+def _show_coverage(root: Path, project: str, source: Path, device: str | None) -> Page:
+    """Show which devices have a config file of vLLM or SGLang for the layers of a list or log."""
+    if project == "aiter":
+        raise InputError("--coverage is for the configs of vLLM and SGLang")
+    try:
+        from orchestrator.configs import coverage  # imports torch and triton
+
+        package = locate_engine(root / project if (root / project).is_dir() else root)
+    except ImportError as e:
+        raise InputError(f"the files of {project} are read with torch and triton ({e}): {INSTALL}") from e
+    except ServingEngineError as e:
+        raise InputError(str(e)) from e
+    layers = coverage.cover(package, coverage.read_layers(source), device)
+    page = Page({"project": package.project, "version": package.version, "layers": layers})
+    page.line(f"{package.project} {package.version}: {plural(len(layers), 'layer')}")
+    rows: list[tuple[str, str, str, str]] = []
+    for layer in layers:
+        devices = layer["devices"] or {"no device": []}
+        rows += [(layer["layer"], layer["dtype"], name, ", ".join(folders)) for name, folders in devices.items()]
+    page.table(("layer", "dtype", "device", "folder"), rows, "folder", most=MOST_FINDINGS)
+    return page
 
 
 def _check_engine(

@@ -100,7 +100,19 @@ def publish(
         verify=_nodes_words(first, inventory) if verify or inventory else None,
         argv=sys.argv[1:],
     )
-    published = publishing.publish(request, publication)
+    return _page_of(publishing.publish(request, publication))
+
+
+def _open_publication(paths: Sequence[Path], family: str | None) -> EnginePublication | AiterPublication:
+    """Return the publication for the project that the winners are for."""
+    for_engine = open_engine_publication(paths)
+    if for_engine:
+        return for_engine
+    return open_aiter_publication(paths, family, RunFacts)
+
+
+def _page_of(published: publishing.Published) -> Page:
+    """Return the page of a branch that was made."""
     names = ("branch", "base", "commit", "title", "files", "notes", "missing", "ok")
     document = {name: getattr(published, name) for name in names}
     document |= {"text": str(published.text), "rows": published.rows}
@@ -117,14 +129,6 @@ def publish(
     page.line(f"text of the pull request: {published.text}")
     page.aside(*(f"note: a reviewer will ask for this, and it was not recorded: {name}" for name in published.missing))
     return page
-
-
-def _open_publication(paths: Sequence[Path], family: str | None) -> EnginePublication | AiterPublication:
-    """Return the publication for the project that the winners are for."""
-    for_engine = open_engine_publication(paths)
-    if for_engine:
-        return for_engine
-    return open_aiter_publication(paths, family, RunFacts)
 
 
 def _default_folder(first: Path, branch: str) -> Path:

@@ -24,7 +24,7 @@ from orchestrator.shapes.from_model import Ranks, model_shapes, parse_m
 from orchestrator.shapes.model import Key, describe, pad_calls, render_shapes, write_list
 from orchestrator.shapes.model_config import read_model
 from orchestrator.shapes.reader import family_of_list, read_shapes
-from orchestrator.shapes.vllm_files import file_columns, vllm_shapes
+from orchestrator.shapes.vllm_files import file_columns, sglang_shapes, vllm_shapes
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
 from worker.triton_configs.m_ranges import USUAL_KEYS
@@ -97,7 +97,7 @@ def list_from_model(
         str, typer.Option(metavar="LIST", help="Numbers of tokens, such as 1,16,64 (--engine: optional).")
     ] = "",
     engine: Annotated[
-        Literal["vllm"] | None, typer.Option(help="Shapes of the config files that this engine looks up.")
+        Literal["vllm", "sglang"] | None, typer.Option(help="Shapes of the config files that this engine looks up.")
     ] = None,
     family: Annotated[str | None, typer.Option(metavar="F", help="GEMM family (default: a16w16).")] = None,
     tp: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks of tensor parallelism.")] = 1,
@@ -128,7 +128,8 @@ def list_from_model(
     model = read_model(config, quantised=_is_quantised(columns))
     engine_notes: list[str] = []
     if engine:
-        lists, engine_notes = vllm_shapes(model, tokens, ranks, columns)
+        shapes_of = vllm_shapes if engine == "vllm" else sglang_shapes
+        lists, engine_notes = shapes_of(model, tokens, ranks, columns)
         lists = {name: shapes for name, shapes in lists.items() if family in (None, name)}
     else:
         lists = {gemm_family.name: model_shapes(model, gemm_family, tokens, ranks, only=only, columns=columns)}

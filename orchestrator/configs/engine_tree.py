@@ -1,16 +1,18 @@
-"""vLLM as a project of config files: where its package or an override folder has them, and what it must answer.
+"""vLLM and SGLang as projects of config files: where a package or override folder has them, and what it must answer.
 
 `EngineTree` is the `ConfigTree` that a merge works with (`config_tree.py` has the order of its calls). All answers are
-the engine's own: its look-up runs in a fresh process for each set of questions. SGLang's files are asked for in the
-same way, but only winners of SGLang's own kernel may change them. `engine_check.py` checks files that are there.
+the engine's own: its look-up runs in a fresh process for each set of questions. SGLang has a file of each product of
+experts, which are read, planned and proven as one. `engine_check.py` checks files that are there.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +25,8 @@ from worker.text import Finding, and_more
 from worker.triton_configs.config_file import Bucket, indent_of
 from worker.triton_configs.engine_package import (
     OVERRIDE,
+    OVERRIDES,
+    PROJECT_NAMES,
     EngineDevice,
     Layer,
     ServingEngineError,
@@ -38,10 +42,10 @@ from worker.triton_configs.m_ranges import (
     ranges_from_starts,
     ranges_served,
 )
-from worker.triton_configs.serving_engine import ServingEngine, ask_engine, load_engine
-from worker.triton_configs.tree_files import FilePlan
+from worker.triton_configs.pair import needs_down_file, split_pair
+from worker.triton_configs.serving_engine import DOWN_OP, ServingEngine, ask_engine, load_engine
+from worker.triton_configs.tree_files import FilePlan, FileText
 
-PROJECT_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 LAST_M = 16384
 """The range of the last key is asked for up to here."""
 LAST_STEPLESS_M = 1024
@@ -99,6 +103,10 @@ class LayerFacts(NamedTuple):
     """The hash of the file with the kernel."""
     aliases: dict[str, str]
     """The name of the layer's file on the same chip with another driver, by the name that this driver gives it."""
+    down_target: Path | None
+    """The path where it looks first for a file of the second product alone; None if it looks for none."""
+    down_read: Path | None
+    """The file of the second product alone that it reads."""
 
 
 def layer_facts(
@@ -113,8 +121,20 @@ def layer_facts(
     facts: list[LayerFacts] = []
     for layer in layers:
         target = engine.folders(layer)[0] / engine.file_name(layer)
-        source = engine.source_hash(layer.op)
-        facts.append(LayerFacts(target, engine.file_read(layer), _ranges_today(engine, layer), source, aliases[layer]))
+        down_target = None
+        if engine.has_down_files and layer.e:
+            down_target = target.with_name(engine.file_name(replace(layer, op=DOWN_OP)))
+        facts.append(
+            LayerFacts(
+                target=target,
+                file_read=engine.file_read(layer),
+                today=_ranges_today(engine, layer),
+                source=engine.source_hash(layer.op),
+                aliases=aliases[layer],
+                down_target=down_target,
+                down_read=engine.down_file_read(layer),
+            )
+        )
     return facts
 
 
@@ -125,14 +145,17 @@ def configs_at(root: Path, device: EngineDevice, calls: Sequence[tuple[Layer, in
 
 
 def _ranges_today(engine: ServingEngine, layer: Layer) -> list[ConfigRange]:
-    """Ranges of M with what they get, an entry of the file or the engine's default.
+    """Ranges of M with what they get, entries of the files or the engine's default.
 
     vLLM's default may change at any M up to 1024, and at multiples of 16 or of the experts. Where another version's
     changes elsewhere, the proof finds out.
     """
     table = engine.table(layer)
-    if table:
+    if table and not engine.has_down_files:
         return [ConfigRange(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
+    if table:
+        down_table = engine.table(replace(layer, op=DOWN_OP)) if engine.down_file_read(layer) else None
+        return _ranges_of_pairs(engine, layer, [table, down_table or {}])
     steps = set(range(16, LAST_M + 1, 16))
     if layer.e:
         steps |= {layer.e * i for i in range(1, 257)}
@@ -144,6 +167,16 @@ def _ranges_today(engine: ServingEngine, layer: Layer) -> list[ConfigRange]:
         if values != before:
             starts[m] = (values, m)
         before = values
+    return ranges_from_starts(starts)
+
+
+def _ranges_of_pairs(engine: ServingEngine, layer: Layer, tables: Sequence[Mapping[int, Bucket]]) -> list[ConfigRange]:
+    """The ranges in which the entries of both products' files stay the same."""
+    firsts = sorted({served.first for table in tables for served in ranges_served(table).values()})
+    starts: dict[int, tuple[Bucket, int]] = {}
+    for first, next_first in zip(firsts, [*firsts[1:], LAST_M], strict=True):
+        keys = [key for table in tables for key in table if first <= key < next_first]
+        starts[first] = (engine.config(layer, first), keys[0] if keys else first)
     return ranges_from_starts(starts)
 
 
@@ -163,7 +196,8 @@ class EngineTree:
         self.project = package.project
         self.name = f"{PROJECT_NAMES[self.project]} {package.version}".strip()  # a checkout has no version
         self.notes: list[str] = []
-        self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}  # ranges before and after, by file
+        # ranges before and after, by the file of winners
+        self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}
         self._files_beside: dict[Path, bytes] = {}
         layers = list(dict.fromkeys(layer for file in files for layer in file.layers))
         facts = self._ask(layer_facts, _other_spellings(self.device), layers, answers=len(layers))
@@ -179,10 +213,17 @@ class EngineTree:
             ranges.append(ConfigRange(winner.place.first, winner.place.last, winner.values, winner.place.key))
         old = facts.today
         new = old if _all_hold(old, ranges) else merge_ranges(old, ranges)
-        self._planned[facts.target] = old, new
+        self._planned[winner_file.path] = old, new
         self._note_gaps(winner_file, facts)
-        text = _text_with_entries(facts.file_read.read_text() if facts.file_read else "", entries_of(new))
-        return FilePlan(facts.file_read or facts.target, facts.target, _buckets(old), _buckets(new), text)
+        entries = {key: split_pair(values) for key, values in entries_of(new).items()}
+        source = facts.file_read or facts.target
+        text = _text_with_entries(facts.file_read, {key: up for key, (up, _) in entries.items()})
+        beside = None
+        if facts.down_target and (facts.down_read or any(needs_down_file(part.values) for part in new)):
+            # both files have the same keys, so that every M gets both entries of one config
+            down_text = _text_with_entries(facts.down_read, {key: down for key, (_, down) in entries.items()})
+            beside = FileText(facts.down_read or facts.down_target, facts.down_target, down_text)
+        return FilePlan(source, facts.target, _buckets(old), _buckets(new), text, beside)
 
     def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
@@ -193,6 +234,9 @@ class EngineTree:
             raise ValueError(f"{self.name} looks for {facts.target.name}; tune again with it")
         if not facts.target.is_relative_to(self.root):
             raise ValueError(f"{self.name} reads it from {facts.target.parent} alone: give that package")
+        if re.search(r"[^\d.]", self.device.triton):
+            text = f"a folder for Triton {self.device.triton} would break SGLang's look-up, which takes numbers there"
+            raise ValueError(f"{text}; tune with a release of Triton")
         if any(self._facts[layer].today != facts.today for layer in winner_file.layers):
             raise ValueError("its models get different configs today: tune one alone")
 
@@ -234,15 +278,16 @@ class EngineTree:
         """Answers that the engine must give, and gives as they are now: at both ends of all ranges of the changed
         files, as read and as planned. The other files are noted, as they must stay."""
         lookups: list[PlannedLookup] = []
-        for change in changes:
-            old, new = self._planned[change.path]
+        winner_files = {change.winner_file.path: change.winner_file for change in changes}
+        for path, winner_file in winner_files.items():
+            old, new = self._planned[path]
             ranges: list[ConfigRange | MRange] = [*old, *new, *ranges_served(entries_of(new)).values()]
             ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
-            for layer in change.winner_file.layers:
+            for layer in winner_file.layers:
                 for m in sorted(ends):
                     before = range_at(old, m).values
                     lookups.append(PlannedLookup((layer, m), before, range_at(new, m).values))
-        self._note_aliases(changes)
+        self._note_aliases(list(winner_files.values()))
         changed = {change.path for change in changes}
         for folder in {path.parent for path in changed}:
             for path in folder.glob("*.json"):
@@ -251,17 +296,18 @@ class EngineTree:
         self.prove(lookups, after=False)
         return lookups
 
-    def _note_aliases(self, changes: Sequence[FileChange]) -> None:
+    def _note_aliases(self, winner_files: Sequence[WinnerFile]) -> None:
         """Notes on devices of the same chip whose driver names them in another way: they look for other files."""
         unwritten: dict[str, list[str]] = {}
-        for change in changes:
-            for device, name in self._facts[change.winner_file.layers[0]].aliases.items():
-                if name != change.path.name:
+        for winner_file in winner_files:
+            for device, name in self._facts[winner_file.layers[0]].aliases.items():
+                if name != winner_file.path.name:
                     unwritten.setdefault(device, []).append(name)
         for device, names in unwritten.items():
             files = and_more(names, 1)
+            engine = PROJECT_NAMES[self.project]
             self.notes.append(
-                f"where the driver says {device!r}, vLLM looks for {files}, which this merge does not write"
+                f"where the driver says {device!r}, {engine} looks for {files}, which this merge does not write"
             )
 
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
@@ -279,7 +325,7 @@ class EngineTree:
 
     def _ask(self, question: Callable[..., list[T]], *args: Any, answers: int) -> list[T]:
         """The answers of a fresh process. Raises InputError."""
-        env = {OVERRIDE: str(self.root)} if self.root != self.package else {}
+        env = {OVERRIDES[self.project]: str(self.root)} if self.root != self.package else {}
         try:
             received = ask_engine(env, question, self.package, self.device, *args)
         except (ServingEngineError, ForeignCodeError, OSError) as e:
@@ -308,8 +354,9 @@ def _all_hold(old: Sequence[ConfigRange], winner_ranges: Sequence[ConfigRange]) 
     return True
 
 
-def _text_with_entries(text: str, entries: Mapping[int, Bucket]) -> str:
-    """A file's text with other entries; keys that are no M (triton_version) stay, first."""
+def _text_with_entries(file: Path | None, entries: Mapping[int, Bucket]) -> str:
+    """The text of a file (None: of a new one) with other entries; keys that are no M (triton_version) stay, first."""
+    text = file.read_text() if file else ""
     document: dict[str, Any] = {}
     for key, value in json.loads(text or "{}").items():
         if not key.isdigit():

@@ -85,6 +85,7 @@ class MergeJournal:
         self._write([*self._lines(), line])
         try:
             for path, (_, after) in texts.items():
+                path.parent.mkdir(exist_ok=True)  # SGLang has a folder for each version of Triton
                 put_text(path, after)
             yield
         except BaseException as e:

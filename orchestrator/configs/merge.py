@@ -37,6 +37,7 @@ from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.resolve import CONFIGS
 from worker.triton_configs.slowdown import is_slower
+from worker.triton_configs.tree_files import FileText
 
 KEPT_FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 """Fields of a run's provenance that its journal's entry has."""
@@ -168,32 +169,33 @@ def _open_merge(
 def _plan_changes(
     winner_files: Sequence[WinnerFile], trees: Mapping[EngineDevice, ConfigTree], options: MergeOptions
 ) -> tuple[list[FileChange], list[RefusedFile]]:
-    """The files to be written, none for a file that the tree has already; those that do not hold."""
+    """The files to be written, none for winners that the tree has already; those that do not hold."""
     changes: list[FileChange] = []
     refused: list[RefusedFile] = []
     for file in winner_files:
         tree = trees[file.place.device]
         try:
-            change, faults = _plan_change(tree, file, options)
+            planned, faults = _plan_change(tree, file, options)
         except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
             refused.append(RefusedFile(file, [f"{file.path.name}: {e}"]))
             continue
         if faults:
             refused.append(RefusedFile(file, faults))
-        elif change:
-            changes.append(change)
+        else:
+            changes += planned
     return changes, refused
 
 
 def _plan_change(
     tree: ConfigTree, winner_file: WinnerFile, options: MergeOptions
-) -> tuple[FileChange | None, list[str]]:
-    """The change of one file, None where the tree has it already; what is against it. Raises ValueError and OSError."""
+) -> tuple[list[FileChange], list[str]]:
+    """The changes of one file of winners, none where the tree has it already; what is against it. Raises ValueError and
+    OSError."""
     plan = tree.plan_file(winner_file)
     if plan.new == plan.old:
-        return None, []
+        return [], []
     if winner_file.place.is_default and not options.default:
-        return None, [
+        return [], [
             f"{winner_file.path.name}: changes a default file, which every shape without a file of its own reads; give"
             " --allow-default after reading what is to be measured again"
         ]
@@ -207,14 +209,18 @@ def _plan_change(
                 faults.append(f"{winner_file.path.with_name(TABLE)}:{row.line}: {fault}")
     for finding in tree.check(winner_file, plan):
         faults.append(f"{plan.target.name}: {finding.bucket}: {finding.text}".replace(": :", ":"))
-    before = None
-    if plan.target == plan.source and plan.target.exists():
-        before = plan.target.read_text()
     if winner_file.place.is_default and isinstance(tree, AiterTree):
         faults += missing_measurements(
             tree.resolver, winner_file, options.lists, winner_file.path.parent, options.checked
         )
-    return FileChange(winner_file, plan.target, plan.source, before, plan.text, tree.readers(winner_file)), faults
+    texts = [FileText(plan.source, plan.target, plan.text)]
+    if plan.beside:
+        texts.append(plan.beside)
+    changes: list[FileChange] = []
+    for source, target, text in texts:
+        before = target.read_text() if target == source and target.exists() else None
+        changes.append(FileChange(winner_file, target, source, before, text, tree.readers(winner_file)))
+    return changes, faults
 
 
 def _fault_of_measurement(
@@ -283,11 +289,12 @@ def _write_and_prove(report: MergeReport, target: MergeTarget, entry: Mapping[st
 
 
 def journals_of(root: Path) -> list[MergeJournal]:
-    """The journals that a tree can have: of AITER's configs, of an override folder or package, of a vLLM in it."""
+    """The journals that a tree can have: of AITER's configs, of an override folder or package, of an engine in it."""
     journals: list[MergeJournal] = []
     if (root / CONFIGS).is_dir():
         journals.append(aiter_tree.journal_of(root))
-    return [*journals, engine_tree.journal_of(root), engine_tree.journal_of(root / "vllm")]
+    folders = [root, root / "vllm", root / "sglang", root / "python" / "sglang"]
+    return [*journals, *map(engine_tree.journal_of, folders)]
 
 
 def undo_merge(root: Path) -> dict[str, Any]:

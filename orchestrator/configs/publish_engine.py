@@ -9,6 +9,7 @@ the engines' own scripts and servers stands in its template.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +19,22 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.configs.config_tree import FileChange
-from orchestrator.configs.engine_tree import PROJECT_NAMES
 from orchestrator.configs.measured_ms import FileLayer, MeasuredM, measured_of_run
 from orchestrator.configs.merge import MergeReport, merge_run, path_below
 from orchestrator.configs.winners import WinnerFile, describe_layer, engine_of_winners
 from orchestrator.errors import InputError
 from orchestrator.tables.publish import PlannedCommit, Published, PublishRequest, nothing_to_publish
 from orchestrator.tables.pull_request import Evidence, collect_evidence
+from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs import slowdown
-from worker.triton_configs.engine_package import ENGINE_MODULES, EnginePackage, Layer, ServingEngineError, locate_engine
+from worker.triton_configs.engine_package import (
+    ENGINE_MODULES,
+    PROJECT_NAMES,
+    EnginePackage,
+    Layer,
+    ServingEngineError,
+    locate_engine,
+)
 from worker.triton_configs.m_ranges import USUAL_KEYS
 
 MOST_ROWS = 400
@@ -144,9 +152,11 @@ class EnginePublication:
         measured = measured_of_run(run)
         for change in report.changes:
             file = path_below(change.path, tree)
-            texts[file] = change.after
+            texts[file] = _text_of(change, run)
             tables = _tables_of(change, file, measured)
             published.files[file] = dict(Counter(row.outcome for table in tables for row in table.rows))
+            if change.path.name != change.winner_file.path.name:
+                continue  # the file of the second product has the same rows
             self.winner_files.append(change.winner_file)
             self.tables += tables
             if change.callers:
@@ -220,6 +230,19 @@ def open_engine_publication(sources: Sequence[Path]) -> EnginePublication | None
         ]
         raise InputError(f"{', '.join(named)}: these are not for one checkout; publish each project's on their own")
     return EnginePublication(engines[0], list(dict.fromkeys(sources)))
+
+
+def _text_of(change: FileChange, run: Path) -> str:
+    """The text of a changed file. A new one names the Triton that it was tuned with, if others of its folder do, which
+    are those of vLLM's experts: its look-up leaves that key out, and its reviewers ask for it (vllm#27740)."""
+    devices = [slot.get("device") or {} for slot in provenance_of(run).get("devices") or []]
+    versions = {device.get("triton") for device in devices}
+    is_new = change.before is None and change.source == change.path
+    if not is_new or len(versions) != 1 or None in versions:
+        return change.after
+    if not any('"triton_version"' in path.read_text() for path in change.path.parent.glob("*.json")):
+        return change.after
+    return json.dumps({"triton_version": versions.pop(), **json.loads(change.after)}, indent=4) + "\n"
 
 
 def _tables_of(change: FileChange, file: str, measured: Mapping[FileLayer, list[MeasuredM]]) -> list[LayerTable]:

@@ -31,6 +31,7 @@ from worker.families import Family
 from worker.triton_configs.config_file import Bucket, bound_of, text_of_buckets
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.pair import needs_down_file, split_pair
 from worker.triton_configs.point_record import PointRecord
 
 DOCUMENT_FIELD = "triton_config"
@@ -188,6 +189,8 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
     files: dict[str, dict[str, Bucket]] = {}
     for place in sorted(winners, key=lambda place: place.key):
         files.setdefault(place.file, {})[str(place.key or place.bucket)] = winners[place].values
+    if is_engine:
+        files = _with_down_files(files)
     for name, buckets in files.items():
         text = json.dumps(buckets, indent=4) + "\n" if is_engine else text_of_buckets(buckets)
         write_atomic(folder / name, text)
@@ -197,6 +200,17 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
     lines = [_table_line(place, row) for place, winner in winners.items() for row in winner.measured]
     write_csv(folder / TABLE, COLUMNS, lines)
     return notes
+
+
+def _with_down_files(files: Mapping[str, dict[str, Bucket]]) -> dict[str, dict[str, Bucket]]:
+    """An engine's files, those with pairs (`worker/triton_configs/pair.py`) as two files."""
+    split: dict[str, dict[str, Bucket]] = {}
+    for name, buckets in files.items():
+        entries = {key: split_pair(values) for key, values in buckets.items()}
+        split[name] = {key: up for key, (up, _) in entries.items()}
+        if any(needs_down_file(values) for values in buckets.values()):
+            split[name.replace(".json", "_down.json")] = {key: down for key, (_, down) in entries.items()}
+    return split
 
 
 def _table_line(place: BucketPlace, row: MeasuredShape) -> list[str]:

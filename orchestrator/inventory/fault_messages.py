@@ -16,6 +16,7 @@ from orchestrator.inventory.model import (
     InventoryFile,
     LoginHost,
     NodeOptions,
+    SglangSection,
     Strict,
     VllmSection,
 )
@@ -76,6 +77,7 @@ _MODELS: dict[str, type[Strict]] = {
     "docker": DockerSection,
     "aiter": AiterSection,
     "vllm": VllmSection,
+    "sglang": SglangSection,
 }
 
 
@@ -96,7 +98,7 @@ def _unknown_key(loc: Loc) -> str:
         return "is an option of the node: put it beside docker, not under it"
     if key in _NOT_A_KEY:
         return f"unknown key: {_NOT_A_KEY[key]}"
-    is_section = len(within) == 1 and within[0] in ("docker", "aiter", "vllm")
+    is_section = len(within) == 1 and within[0] in ("docker", "aiter", "vllm", "sglang")
     place = str(within[0] if is_section else loc[0]) if len(loc) > 1 else ""
     legal = list(_MODELS.get(place, InventoryFile).model_fields)
     return f"unknown key{did_you_mean(key, legal)} (legal: {', '.join(legal)})"

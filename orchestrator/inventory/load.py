@@ -133,12 +133,12 @@ def _validated(values: Mapping[str, Any], document: Document, faults: Faults) ->
 
 
 def _merged(name: str, values: Mapping[str, Any], parsed: InventoryFile, source: str, document: Document) -> Node:
-    """A node's options over the defaults: what the node says wins, option by option within `docker`, `aiter`
-    and `vllm`; `env` is merged name by name, `labels` add up."""
+    """A node's options over the defaults: what the node says wins, option by option within `docker`, `aiter`, `vllm`
+    and `sglang`; `env` is merged name by name, `labels` add up."""
     own = values["nodes"][name]
     shared = {key: value for key, value in values["defaults"].items() if key in NodeOptions.model_fields}
     options = {**shared, **own, "labels": [*shared.get("labels", ()), *own.get("labels", ())]}
-    for section in ("docker", "aiter", "vllm", "env"):
+    for section in ("docker", "aiter", "vllm", "sglang", "env"):
         if section in options:
             options[section] = _over(shared.get(section), own.get(section))
     via = options.get("via") or ""

@@ -50,7 +50,7 @@ from orchestrator.inventory.option_types import (
     seconds_of,
 )
 from worker.families import DEFAULT_FAMILY, FAMILIES
-from worker.protocol.paths import AITER_ROOT_ENV, VLLM_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV, SGLANG_ROOT_ENV, VLLM_ROOT_ENV
 from worker.text import plural
 from worker.tuners.catalog import built_in, find_tuner, names
 
@@ -182,6 +182,14 @@ class VllmSection(Strict):
     )
 
 
+class SglangSection(Strict):
+    """The `sglang:` section of a node."""
+
+    root: Annotated[PlainText | None, Variable(SGLANG_ROOT_ENV)] = option(
+        None, "path (found by itself)", "SGLang's package, checkout or wheel on the node; with `docker`: in the image"
+    )
+
+
 class NodeOptions(LoginHost):
     """Options of `defaults` and of a node. References `${env:NAME}` stay as they are written."""
 
@@ -227,6 +235,7 @@ class NodeOptions(LoginHost):
         "what AITER needs that cannot be found ([precedence](../explanation/aiter.md#environment))",
     )
     vllm: VllmSection = option(VllmSection(), "mapping (below)", "the vLLM of the tuner `vllm`")
+    sglang: SglangSection = option(SglangSection(), "mapping (below)", "the SGLang of the tuner `sglang`")
     env: Env = option({}, "mapping of text* (empty)", "environment of the workers")
     labels: Labels = option((), "list (empty)", "names for `--limit`, which also accepts node names")
     gfx: Gfx | None = option(

@@ -218,9 +218,9 @@ def _cpus_of_slot(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> 
 
 
 def all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, with references unresolved. `aiter:` and `vllm:` win over `env:`."""
+    """The environment of a node's workers, with references unresolved. The sections of software win over `env:`."""
     env = {**node.env, **find_engine(node.engine).env(node), **node.variables()}
-    env |= {**node.aiter.variables(), **node.aiter.compilers, **node.vllm.variables()}
+    env |= {**node.aiter.variables(), **node.aiter.compilers, **node.vllm.variables(), **node.sglang.variables()}
     if node.results:
         env[RESULTS] = f"{node.results}/{run}/{node.name}"
     return env

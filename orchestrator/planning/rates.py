@@ -43,6 +43,8 @@ RATES = (
     # benchmarks/results/vllm-configs.md: 23 files of 18 M in 23 to 231 s, 6 MoE layers of 6 M in 39 to 119 s
     Rate("vllm", "sm_90", "", 3.0, 1.8, 3e-11, 0.0, 25.0, H200),
     Rate("vllm", "sm_90", "fmoe", 3.0, 10.0, 1e-10, 0.0, 25.0, H200),
+    # benchmarks/results/sglang-configs.md: 2 or 3 M of four layers in 36 to 81 s
+    Rate("sglang", "sm_90", "fmoe", 3.0, 18.0, 1e-10, 0.0, 25.0, H200),
     # nobody measured this one: it only says which work is long, and that a group's set-up is
     Rate("aiter", "none", "", 15.0, 12.0, 3e-12, 3e-8, 40.0, ""),
 )

@@ -38,8 +38,11 @@ def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
     """The family and key columns of a config file that an engine did not find. Raises ValueError for one that gemmfleet
     does not tune."""
     file = _FILE.search(line)
-    scheme = file and _SCHEMES.get((file["dtype"], (file["block"] or "").replace(" ", ""), file["more"]))
     is_linear = bool(file and file["N"])
+    more = file["more"] if file else ""
+    if not is_linear:  # SGLang has a file for the second product of experts; both are tuned together
+        more = more.removesuffix("_down")
+    scheme = file and _SCHEMES.get((file["dtype"], (file["block"] or "").replace(" ", ""), more))
     if not file or scheme is None or (is_linear and not file["block"]):
         path = _PATH.search(line)
         raise ValueError(f"gemmfleet does not tune {path[1].split('/')[-1].strip() if path else 'this'}")

@@ -1,4 +1,4 @@
-"""The shapes of one rank whose Triton config files vLLM looks up: block-FP8 linear layers and fused experts.
+"""The shapes of one rank whose Triton config files vLLM or SGLang looks up: block-FP8 linear layers, fused experts.
 
 The rules are vLLM 0.33's: `fp8.py` and `layers/linear.py` for whole blocks; `fused_moe/config.py`, `oracle/fp8.py` and
 `expert_map_manager.py` for experts. vLLM pads the experts' width for other kernels than Triton's only. For Triton it
@@ -20,6 +20,7 @@ from orchestrator.shapes.serving import Experts, rank_layers
 
 WITH_FILES = (None, FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR)
 """Schemes of experts whose config files gemmfleet tunes; None: 16 bits."""
+ONLY_TUNED = "only files for bf16 and fp8 experts can be tuned"
 LINEAR = "a8w8_blockscale"
 EXPERTS = "fmoe"
 
@@ -49,6 +50,25 @@ def vllm_shapes(
     return lists, notes
 
 
+def sglang_shapes(
+    model: Model, ms: Sequence[int], ranks: Ranks, columns: Mapping[str, str]
+) -> tuple[dict[str, ModelShapes], list[str]]:
+    """The same for SGLang 0.5.23, of experts alone: for block-FP8 linear layers it takes DeepGEMM before Triton. Raises
+    InputError if SGLang would not load the model so, or looks up no file that gemmfleet tunes."""
+    if not model.placed.experts:
+        raise InputError("SGLang's files that count are of fused experts, and this model has none")
+    for experts in model.placed.experts:
+        if experts.scheme not in (None, FP8_BLOCK, FP8_TENSOR):
+            raise InputError(f"the experts are stored as {experts.scheme.name}: {ONLY_TUNED}")
+        width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
+        if experts.scheme is FP8_BLOCK and width % BLOCK:  # fp8.py, create_weights
+            raise InputError(f"SGLang refuses --tp {ranks.tp}: blocks of {BLOCK} do not divide experts {width} wide")
+    notes: list[str] = []
+    if model.placed.shared_inter and not ranks.fuse_shared:
+        notes.append("not known: whether SGLang runs shared experts as routed ones; if its log says so, --fuse-shared")
+    return {EXPERTS: model_shapes(model, get_family(EXPERTS), ms, ranks, columns=columns)}, notes
+
+
 def block_layers(model: Model, tp: int) -> list[str]:
     """Names of the layers in block FP8. Raises InputError if a rank would have a part of a block."""
     layers = [layer for layer in rank_layers(model.placed, tp) if layer.scheme is FP8_BLOCK]
@@ -67,7 +87,7 @@ def block_layers(model: Model, tp: int) -> list[str]:
 def without_file(experts: Experts, ranks: Ranks) -> str:
     """The reason why experts have no config file that gemmfleet tunes, "" if they have one. Raises InputError."""
     if experts.scheme not in WITH_FILES:
-        return f"stored as {experts.scheme.name}: only files for bf16 and fp8 experts can be tuned"
+        return f"stored as {experts.scheme.name}: {ONLY_TUNED}"
     width = experts.inter_dim if ranks.ep > 1 else experts.inter_dim // ranks.tp
     if experts.scheme is not FP8_BLOCK or width % BLOCK == 0:
         return ""

@@ -18,7 +18,6 @@ from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.local import LocalTransport
 from tests.waiting import wait_until
 from worker.process import WorkerEnd
-from worker.protocol import Spec, SpecShape
 
 
 class Node:
@@ -72,12 +71,3 @@ def test_the_end_of_a_worker_is_noted_for_the_next_one(node: Node) -> None:
     assert end is not None
     assert end.words.startswith("it ended with code 137 (SIGKILL) after ")
     assert end.began <= end.ended <= time.time()
-
-
-def test_a_group_by_hand(node: Node, tmp_path: Path) -> None:
-    shapes = (SpecShape(1, {"M": 1, "N": 16, "K": 64}),)
-    spec = Spec("byhand-1", "r1", 0, group="g1", family="a16w16", tuner="replay", shapes=shapes)
-    (tmp_path / "group.json").write_bytes(spec.dumps())
-    done = subprocess.run(["sh", "node/tune.sh", "group.json"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, "done: 1 of 1 shape tuned in " in done.stdout) == (0, True), done.stdout + done.stderr
-    assert (node.folder / "attempts" / "byhand-1" / "records.jsonl").exists()

@@ -7,7 +7,8 @@ with node(tmp_path, options=fault("abort", match={"M": 2})) as n:
 
 `run_group` tunes one group as `worker run GROUP.json` does on a node, with Triton's interpreter in place of a GPU:
 
-code, output, records = run_group(tmp_path, "vllm", "fmoe", [key], {"root": str(tree)})
+done = run_group(tmp_path, "vllm", "fmoe", [key], {"root": str(tree)})
+assert done.tuned[1]["us"] > 0, done.output
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.paths import ROOT
 from tests.waiting import PATIENCE_S, wait_until
@@ -171,6 +172,59 @@ FEW = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1}
 """Options of a search that takes seconds."""
 
 
+class GroupRun(NamedTuple):
+    """A group by hand that ended: its exit code, what was printed, and its records."""
+
+    code: int
+    output: str
+    records: list[dict[str, Any]]
+
+    @property
+    def ended(self) -> dict[str, Any]:
+        assert self.records[-1]["type"] == "attempt_ended", self.output
+        return self.records[-1]
+
+    @property
+    def tuned(self) -> dict[int, dict[str, Any]]:
+        """Shape -> its winner's row."""
+        return {r["shape"]: r["row"] for r in of_type(self.records, "shape_tuned")}
+
+    @property
+    def failed(self) -> dict[int, tuple[str, str]]:
+        """Shape -> reason and detail."""
+        return {r["shape"]: (r["reason"], r["detail"]) for r in of_type(self.records, "shape_failed")}
+
+    def rows(self, shape: int) -> list[dict[str, Any]]:
+        return [r["row"] for r in of_type(self.records, "row") if r["shape"] == shape]
+
+    def end(self, shape: int) -> dict[str, Any]:
+        """The record that settles a shape."""
+        (found,) = (r for r in self.records if r["type"] in ("shape_tuned", "shape_failed") and r["shape"] == shape)
+        return found
+
+
+def group_by_hand(
+    folder: Path, tuner: str, family: str, keys: Sequence[Mapping[str, Any]], *, attempt: str = "a1", **fields: Any
+) -> list[str]:
+    """Words of `worker run` for a group of shapes 1, 2, ... of these keys, which is written; `fields`: of its spec."""
+    raw = {
+        "attempt": attempt, "run": "r", "epoch": 1, "group": "g1", "family": family, "tuner": tuner, "protocol": 1,
+        "shapes": [{"id": i, "key": key} for i, key in enumerate(keys, 1)], **fields,
+    }  # fmt: skip
+    (folder / "node").mkdir(parents=True, exist_ok=True)
+    (folder / f"{attempt}.json").write_text(json.dumps(raw))
+    words = ["run", str(folder / f"{attempt}.json"), "--node-dir", str(folder / "node"), "--tuner", tuner]
+    return [sys.executable, "-m", "worker", *words]
+
+
+def to_its_end(folder: Path, words: Sequence[str], env: Mapping[str, str], attempt: str = "a1") -> GroupRun:
+    """Run the words of `group_by_hand`."""
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    records = folder / "node" / "attempts" / attempt / "records.jsonl"
+    lines = records.read_text().splitlines() if records.exists() else []
+    return GroupRun(done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines])
+
+
 def run_group(
     folder: Path,
     tuner: str,
@@ -179,23 +233,13 @@ def run_group(
     options: Mapping[str, Any],
     *,
     interpreted: bool = True,
-) -> tuple[int, str, list[Any]]:
-    """Tune shapes 1, 2, ... of these keys with few candidates; exit code, output, records."""
-    node = {"run": "r", "node": "n", "tuner": tuner, "options": {**FEW, "family": family, **options}, "protocol": 1}
-    spec = {
-        "attempt": "a1", "run": "r", "epoch": 1, "group": "g", "family": family, "tuner": tuner, "protocol": 1,
-        "shapes": [{"id": i, "key": key} for i, key in enumerate(keys, 1)],
-    }  # fmt: skip
-    (folder / "node").mkdir(parents=True)
-    (folder / "g.json").write_text(json.dumps(spec))
-    (folder / "node" / "node.json").write_text(json.dumps(node))
-    argv = [sys.executable, "-m", "worker", "run", str(folder / "g.json"), "--node-dir", str(folder / "node")]
+) -> GroupRun:
+    """Tune shapes 1, 2, ... of these keys with few candidates, on a node that knows their family."""
+    words = group_by_hand(folder, tuner, family, keys)
+    config = NodeConfig("r", "n", tuner, {**FEW, "family": family, **options})
+    (folder / "node" / "node.json").write_bytes(config.dumps())
     env = {name: value for name, value in os.environ.items() if name != "GEMMFLEET_CACHE"}
-    env["TRITON_INTERPRET"] = str(int(interpreted))
-    done = subprocess.run(argv, capture_output=True, text=True, env=env)
-    records = folder / "node" / "attempts" / "a1" / "records.jsonl"
-    lines = records.read_text().splitlines() if records.exists() else []
-    return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
+    return to_its_end(folder, words, env | {"TRITON_INTERPRET": str(int(interpreted))})
 
 
 def of_type(records: Sequence[Any], type_: str) -> list[Any]:

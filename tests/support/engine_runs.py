@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from orchestrator.configs.winners import write_winners
 from orchestrator.families import get_family
@@ -39,9 +40,10 @@ def engine_run(
     times: Times,
     counts: Mapping[int, int] | None = None,
     project: str = "vllm",
+    new: Mapping[str, Any] = NEW,
 ) -> Path:
     """The folder of a run that measured `layer`. `counts`: calls of the workload by M, whose M are the run's shapes;
-    without them all M are."""
+    without them all M are. `new`: the new config."""
     engine = load_engine(tree(project), device)
     facts = {"project": project, "version": engine.version, "source": engine.source_hash(layer.op)}
     file = {**facts, "layer": asdict(layer), "device": asdict(device), "file": engine.file_name(layer)}
@@ -63,7 +65,7 @@ def engine_run(
         for (m, label), (old_us, new_us) in times.items():
             measured = [ConfigTime(engine.config(layer, m), old_us, old_us, 0.0)]
             if new_us is not None:
-                measured.append(ConfigTime(NEW, new_us, new_us, 0.001))
+                measured.append(ConfigTime(dict(new), new_us, new_us, 0.001))
             point = PointRecord(file, m, label, float(calls.get(m, 0)), measured).to_document()
             run.says(record("point_timed", 1.0, attempt="g0001-1", shape=1, point=point))
         for shape in shapes:

@@ -6,7 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from orchestrator.inventory.model import AiterSection, Defaults, DockerSection, NodeOptions, Strict, VllmSection, dumps
+from orchestrator.inventory.model import (
+    AiterSection,
+    Defaults,
+    DockerSection,
+    NodeOptions,
+    SglangSection,
+    Strict,
+    VllmSection,
+    dumps,
+)
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "inventory.md"
@@ -25,7 +34,8 @@ def rows(model: type[Strict], prefix: str = "", but: type[Strict] = Strict) -> I
 def with_tables(page: str) -> str:
     """The page with its tables made again, in their order."""
     tables = iter((rows(NodeOptions), rows(DockerSection, "docker."), rows(AiterSection, "aiter."),
-                   rows(VllmSection, "vllm."), rows(Defaults, but=NodeOptions)))  # fmt: skip
+                   rows(VllmSection, "vllm."), rows(SglangSection, "sglang."),
+                   rows(Defaults, but=NodeOptions)))  # fmt: skip
     return re.sub(re.escape(HEAD) + r"(?:\|.*\n)+", lambda _: HEAD + "\n".join(next(tables)) + "\n", page)
 
 

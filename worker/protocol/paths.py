@@ -13,6 +13,7 @@ from pathlib import Path
 AITER_ROOT_ENV = "GEMMFLEET_AITER_ROOT"
 """The inventory's path of AITER."""
 VLLM_ROOT_ENV = "GEMMFLEET_VLLM_ROOT"
+SGLANG_ROOT_ENV = "GEMMFLEET_SGLANG_ROOT"
 """The inventory's path of vLLM."""
 CACHE_ENV = "GEMMFLEET_CACHE"
 """The node's folder for what outlives a run."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.text import clean
+from worker.triton_configs.pair import DOWN
 
 Bucket = dict[str, Any]
 """A config: `{"BLOCK_SIZE_M": 16, ..., "NUM_KSPLIT": 1}`."""
@@ -152,7 +153,8 @@ def text_of_buckets(buckets: Mapping[str, Bucket], indent: str = INDENT) -> str:
 
 def spell_values(values: Mapping[str, Any]) -> str:
     """A bucket's values in a word: `16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
-    values = dict(values)
+    down = {key.removeprefix(DOWN): value for key, value in values.items() if key.startswith(DOWN)}
+    values = {key: value for key, value in values.items() if not key.startswith(DOWN)}
     sizes = [str(values.pop(f"BLOCK_SIZE_{axis}", "-")) for axis in "MNK"]
     parts = ["x".join(sizes)]
     for key, letters in _LETTERS.items():
@@ -162,6 +164,8 @@ def spell_values(values: Mapping[str, Any]) -> str:
     if modifier:
         parts.append(str(modifier).strip("."))
     parts += [f"{key}={value}" for key, value in values.items()]
+    if down:
+        parts.append(f"down_{spell_values(down)}")
     return "_".join(parts).replace(",", ";").replace(" ", "")
 
 

@@ -12,6 +12,7 @@ import builtins
 import functools
 import importlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -183,6 +184,8 @@ def supplied_to_sglang(device: EngineDevice) -> dict[str, Names]:
     is_cuda = device.backend == "cuda"
     is_gfx1250 = device.arch == "gfx1250"
     is_sm90 = is_cuda and device.capability[0] == 9
+    is_sm90_or_newer = is_cuda and device.capability[0] >= 9
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     ordinary_mode = SimpleNamespace(deterministic=SimpleNamespace(enable_deterministic_inference=False))
     utils = {
         "get_device_name": lambda device_id=0: device.name,
@@ -205,5 +208,6 @@ def supplied_to_sglang(device: EngineDevice) -> dict[str, Names]:
             "get_platform": lambda: SimpleNamespace(is_sm90=is_sm90),
         },
         "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
-        "sglang.kernels.jit.utils": {"is_arch_support_pdl": lambda: is_cuda and device.capability[0] >= 9},
+        # Triton's interpreter has no dependent launches
+        "sglang.kernels.jit.utils": {"is_arch_support_pdl": lambda: is_sm90_or_newer and not is_interpreted},
     }

@@ -13,14 +13,18 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker.text import clean
 
+PROJECT_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDE = "VLLM_TUNED_CONFIG_FOLDER"
 """The variable of vLLM that names an override folder: MoE files in it count before those of the package."""
+OVERRIDES = {"vllm": OVERRIDE, "sglang": "SGLANG_MOE_CONFIG_DIR"}
+"""The variable of each engine for a folder of MoE files. SGLang's holds `configs/triton_X_Y_Z` and is read instead of
+the package."""
 INSTALL = "pip install '.[triton,torch]' in a checkout of gemmfleet"
 """The way out where torch or triton is missing."""
 VLLM_IMPORT_S = 300
@@ -39,6 +43,12 @@ class EngineDevice:
     """As its platform reports it, `NVIDIA H200`."""
     arch: int | str
     """90, or `gfx950`."""
+    triton: str = ""
+    """The version of Triton there, which names SGLang's folders; "": this process's, or vLLM does not ask."""
+
+    def to_document(self) -> dict[str, Any]:
+        """The fields that are set, for records."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
 
     @property
     def backend(self) -> str:
@@ -60,6 +70,14 @@ class EngineDevice:
         return torch.float8_e4m3fnuz if str(self.arch).startswith("gfx94") else torch.float8_e4m3fn
 
 
+SCHEMES: dict[str, tuple[str, tuple[int, int] | None]] = {
+    "QuantType.No": ("", None),
+    "QuantType.per_Tensor": ("fp8_w8a8", None),
+    "QuantType.per_1x128": ("fp8_w8a8", (128, 128)),
+}
+"""(dtype, block) in the names of files by the column q_type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A layer (GEMM of a model) that has one config file.
@@ -68,7 +86,7 @@ class Layer:
     """
 
     op: str
-    """linear or moe."""
+    """linear or moe; moe_down for the second product of experts, whose file is SGLang's alone."""
     n: int
     """N; for moe as in the file's name."""
     k: int = 0
@@ -80,6 +98,16 @@ class Layer:
     """As in file names, `fp8_w8a8`; "" for bf16."""
     block: tuple[int, int] | None = None
     """N and K of a block that has one scale; None without blocks."""
+
+    @classmethod
+    def from_key(cls, columns: Mapping[str, Any]) -> Layer:
+        """The layer of a shape's key columns (families a8w8_blockscale and fmoe). A size that is not named is 0."""
+        if "inter_dim" not in columns:
+            return cls("linear", int(columns["N"]), int(columns["K"]), dtype="fp8_w8a8", block=(128, 128))
+        scheme = str(columns["q_type"])
+        dtype, block = SCHEMES.get(scheme, (scheme, None))
+        n, k, experts, topk = (int(columns.get(name, 0)) for name in ("inter_dim", "model_dim", "expert", "topk"))
+        return cls("moe", n, k, experts, topk, dtype, block)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Layer:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -34,10 +38,13 @@ from worker.triton_configs.engine_package import (
     ServingEngineError,
     locate_engine,
 )
+from worker.triton_configs.pair import join_pair
 
 Values = dict[str, Any]
 """A config: `{"BLOCK_SIZE_M": 64, ...}`."""
 T = TypeVar("T")
+DOWN_OP = "moe_down"
+"""`Layer.op` of the second product of experts."""
 LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
 MOE_LOOKUP = "get_moe_configs"
 """The look-ups of both engines for linear layers and for experts."""
@@ -66,7 +73,12 @@ class ServingEngine:
         self._modules = ENGINE_MODULES[self.project]
         self.fp8: Any = sys.modules[self._modules.fp8]
         self.moe: Any = sys.modules[self._modules.moe]
-        self._moe_lookup: Any = sys.modules[self._modules.moe_lookup]
+        self.moe_lookup: Any = sys.modules[self._modules.moe_lookup]
+
+    @property
+    def has_down_files(self) -> bool:
+        """True if the second product of experts may have a file of its own."""
+        return self.project == "sglang"
 
     def file_name(self, layer: Layer) -> str:
         """The name of the layer's config file."""
@@ -86,8 +98,16 @@ class ServingEngine:
         self._look_up(layer, {"open": recording_paths(opened, open)})
         return opened[-1] if opened else None
 
+    def down_file_read(self, layer: Layer) -> Path | None:
+        """The file that the second product of experts has for itself."""
+        if not (self.has_down_files and layer.e):
+            return None
+        path = self.file_read(replace(layer, op=DOWN_OP))
+        return path if path and path.name == self.file_name(replace(layer, op=DOWN_OP)) else None
+
     def config(self, layer: Layer, m: int) -> Values:
-        """The config of a launch with M rows (tokens): an entry, or else the engine's default."""
+        """The config of a launch with M rows (tokens): an entry, or else the engine's default; of SGLang's experts that
+        of both products (`pair.py`)."""
         self._look_up(layer, {})  # raises if the engine's look-up fails
         if layer.op == "linear":
             launch = self.launches("linear", lambda: self.run_linear(layer, m))[0]
@@ -95,8 +115,11 @@ class ServingEngine:
         w1 = (layer.e, 2 * layer.n, layer.k)
         w2 = (layer.e, layer.k, layer.n)
         block = list(layer.block) if layer.block else None
-        pick = self._moe_lookup.try_get_optimal_moe_config
-        return dict(pick(w1, w2, layer.topk, layer.dtype or None, m, block_shape=block))
+        pick = partial(self.moe_lookup.try_get_optimal_moe_config, w1, w2, layer.topk, layer.dtype or None, m)
+        if not self.has_down_files:
+            return dict(pick(block_shape=block))
+        up, (down, _) = pick(block_shape=block, return_down_config=True)
+        return join_pair(up, down)
 
     def launches(self, op: str, call: Callable[[], Any]) -> list[KernelLaunch]:
         """The launches that `call` makes through launchers of `fp8` or `moe`. They are noted, not made."""
@@ -141,9 +164,11 @@ class ServingEngine:
         block_n, block_k = layer.block or (0, 0)
         module, function = self.fp8, LINEAR_LOOKUP
         args: tuple[Any, ...] = (layer.n, layer.k, block_n, block_k)
-        if layer.op == "moe":
-            module, function = self._moe_lookup, MOE_LOOKUP
+        named: Names = {}
+        if layer.e:
+            module, function = self.moe_lookup, MOE_LOOKUP
             args = (layer.e, layer.n, layer.dtype or None, block_n, block_k)
+            named = {"down_moe": True} if layer.op == DOWN_OP else {}
         elif layer.dtype != "fp8_w8a8" or not layer.block:
             raise ServingEngineError(
                 f"of linear layers only fp8_w8a8 with a block shape has config files here, not {layer}"
@@ -152,7 +177,7 @@ class ServingEngine:
         lookup.cache_clear()
         with replaced(module, names):
             try:
-                table: dict[int, Values] | None = lookup(*args)
+                table: dict[int, Values] | None = lookup(*args, **named)
             except Exception as e:  # whatever the engine's own code raises
                 raise ServingEngineError(
                     f"{self.project} {self.version} fails for {layer}: {type(e).__name__}: {e}"
@@ -170,6 +195,18 @@ class ServingEngine:
                 f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?"
             )
         return tried
+
+
+@contextmanager
+def taking_quantized(moe: Any, scales: Callable[[Any], Any]) -> Iterator[None]:
+    """Let a launcher of experts take activations as they are, which come quantized. `scales`: gives theirs."""
+
+    def quantize(activations: Any, *_: Any, **__: Any) -> Any:
+        return activations, scales(activations)
+
+    quantizers = [name for name in vars(moe) if re.search("_quant_(fp|int)8$|_fp8_quant$", name)]
+    with replaced(moe, dict.fromkeys(quantizers, quantize)):
+        yield
 
 
 def recording_paths(seen: list[Path], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,6 +251,9 @@ def load_engine(root: Path, device: EngineDevice, more: Sequence[str] = ()) -> S
         shared_bytes = SMALL_SHARED_BYTES if device.arch in (86, 89, 120, 121) else None
         lookup_names = vars(sys.modules[modules.moe_lookup])
         lookup_names["_get_cuda_shared_memory_per_block_optin"] = lambda: shared_bytes
+        lookup_names["logger"].warning_once = lambda *_: None  # a server adds this method
+        if device.triton:
+            lookup_names["triton"] = SimpleNamespace(__version__=device.triton)
     return ServingEngine(package, device)
 
 

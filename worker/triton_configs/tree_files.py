@@ -98,6 +98,14 @@ def _begins(stem: str, name: str) -> bool:
     return stem == name or stem.startswith(f"{name}-")
 
 
+class FileText(NamedTuple):
+    """A text to be written to `target`, made of the file `source`."""
+
+    source: Path
+    target: Path
+    text: str
+
+
 class FilePlan(NamedTuple):
     """A file as a merge is to write it."""
 
@@ -111,6 +119,8 @@ class FilePlan(NamedTuple):
     """The buckets of the target."""
     text: str
     """The target's text."""
+    beside: FileText | None = None
+    """A second file that must be written with it: that of the second product, in SGLang."""
 
 
 def plan_file(

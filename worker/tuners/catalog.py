@@ -88,6 +88,8 @@ class TunerSpec:
     starts."""
     families: Callable[[Mapping[str, Any]], tuple[str, ...]] | None = None
     """Families that it has candidates for with these options. None: any family."""
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    """Reasons for which it has none for a family that users may expect, by family."""
     cost_guess: CostGuess | None = None
     """Guess of a shape's cost before anything was measured, for a tuner of a package. Built-in tuners have measured
     rates instead (orchestrator/planning/rates.py)."""
@@ -98,7 +100,7 @@ class TunerSpec:
     start_limits: tuple[float, float] | None = None
     """Seconds (until ready, until the canary answered) where they are longer than the worker's usual."""
     software: str = ""
-    """Package whose kernels it measures on the node's device: aiter, torch or vllm; "" for a tuner without a device."""
+    """Package whose kernels it measures on the node's device: aiter, torch, vllm, sglang; "" if there is no device."""
     keeps_cache: bool = False
     """Keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
     keeps_reproductions: bool = False

@@ -2,4 +2,4 @@
 
 from worker.tuners.engines.specs import engine_spec
 
-SPEC = engine_spec("vllm", "worker.tuners.engines.tuner:EngineTuner", ("a8w8_blockscale", "fmoe"))
+SPEC = engine_spec("vllm", "worker.tuners.engines.tuner:VllmTuner", ("a8w8_blockscale", "fmoe"))

@@ -63,7 +63,7 @@ def test_options_of_a_tuner_stand_under_its_name() -> None:
     assert ("--family" in common, "--tuner-timeout" in common) == (True, False)
     assert "--tuner-timeout" in own.partition("\n\n")[0]
     refused = run("tune", str(ROOT / "examples" / "llm.csv"), "--plan", "--again", "3", "--tuner", "replay")
-    assert refused.err.startswith("error: --again: for the tuners aiter-triton, torch and vllm only")
+    assert refused.err.startswith("error: --again: for the tuners aiter-triton, sglang, torch and vllm only")
     assert "Did you mean 'status'?" in run("statsu").err
 
 

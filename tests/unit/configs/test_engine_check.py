@@ -285,3 +285,29 @@ def test_a_missing_triton_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "vllm").mkdir()
     done = CliRunner().invoke(app, ["configs", "check", "--build", str(tmp_path)])
     assert str(done.exception).endswith(": pip install '.[triton,torch]' in a checkout of gemmfleet")
+
+
+def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    missing = "Config file not found at /x/triton_3_6_0/{}.json, you can create them"
+    sizes = ("E=32,N=1792{}", "E=512,N=128{},dtype=fp8_w8a8,block_shape=[128, 128]", "E=3,N=7{}")
+    log.write_text("".join(missing.format(size.format(",device_name=NVIDIA_H200")) + "\n" for size in sizes))
+    shapes = tmp_path / "shapes-a8w8_blockscale.csv"
+    shapes.write_text("M,N,K\n16,2112,7168\n64,2112,7168\n")
+
+    def covered(project: str, source: Path, *options: str) -> Any:
+        argv = ["configs", "check", "--build", str(tree(project)), "--coverage", str(source), "--json", *options]
+        done = CliRunner().invoke(app, argv)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["layers"]
+
+    some, both, none = covered("sglang", log)
+    assert (some["layer"], some["dtype"]) == ("E=32 N=1792", "bf16")
+    assert "NVIDIA_H200" not in some["devices"]
+    assert some["devices"]["NVIDIA_B300_SXM6_AC"] == ["triton_3_7_1 + down"]
+    assert (both["dtype"], both["devices"]["NVIDIA_H200"]) == ("fp8_w8a8 128x128", ["triton_3_6_0 + down"])
+    assert none == {"layer": "E=3 N=7", "dtype": "bf16", "devices": {}}
+    (linear,) = covered("vllm", shapes, "--device", "NVIDIA_H200")
+    assert linear == {"layer": "N=2112 K=7168", "dtype": "fp8_w8a8 128x128", "devices": {"NVIDIA_H200": [""]}}
+    text = CliRunner().invoke(app, ["configs", "check", "--build", str(tree("sglang")), "--coverage", str(log)]).stdout
+    assert "no device" in text

@@ -32,6 +32,7 @@ from tests.support.engines import H200, MI355X, ask_here, copy, tree
 from tests.support.marks import WITH_ENGINE
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.m_ranges import ConfigRange, entries_of, merge_ranges, ranges_served
+from worker.triton_configs.pair import join_pair
 from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.triton_configs.serving_engine import load_engine
 
@@ -75,12 +76,12 @@ def document(layer: Layer = LINEAR, device: EngineDevice = H200, **more: Any) ->
     return out
 
 
-def ran(run: Path, *documents: Mapping[str, Any], points: Sequence[PointRecord] = ()) -> Path:
+def ran(run: Path, *documents: Mapping[str, Any], points: Sequence[PointRecord] = (), tuner: str = "vllm") -> Path:
     """A run's folder with what these documents and measured M leave."""
     rows = [SimpleNamespace(key=(16, 2112, 7168), row={DOCUMENT_FIELD: json.dumps(d)}) for d in documents]
     family = get_family("a8w8_blockscale")
     ledger: Any = SimpleNamespace(
-        winners=lambda: rows, points=lambda: points, meta=lambda name, default: "vllm", family=family
+        winners=lambda: rows, points=lambda: points, meta=lambda name, default: tuner, family=family
     )
     run.mkdir(exist_ok=True)
     write_winners(ledger, run)
@@ -321,6 +322,74 @@ def test_a_table_without_winners_is_refused_and_of_two_devices_none_wins(tmp_pat
     sister = document(wide, EngineDevice("NVIDIA H200 NVL", 90), key=8, first=7, last=10)
     with pytest.raises(InputError, match="has no row"):
         read_winners(ran(tmp_path / "two", document(wide), sister))
+
+
+SGLANG_MOE = "sglang/srt/layers/moe/moe_runner/triton_utils/configs"
+PAIR = join_pair({**NEW, "BLOCK_SIZE_M": 64, "USE_TMA": True}, {**NEW, "BLOCK_SIZE_N": 128, "USE_TMA": True})
+OLDER = Layer("moe", 384, 4096, 128, 8, "fp8_w8a8", (128, 128))
+"""A layer with a file of an older Triton and none for the second product."""
+EXACT = Layer("moe", 128, 4096, 512, 10, "fp8_w8a8", (128, 128))
+"""A layer with both files of Triton 3.6.0."""
+UNKNOWN = Layer("moe", 1792, 2048, 32, 4)
+"""A layer without a file."""
+
+
+def sglang_document(layer: Layer, triton: str = "3.6.0", **more: Any) -> dict[str, Any]:
+    device = EngineDevice("NVIDIA H200", 90, triton)
+    engine = load_engine(tree("sglang"), device)
+    ms = (57, 64, 80)
+    return {
+        "project": "sglang", "version": engine.version, "source": engine.source_hash("moe"), "layer": asdict(layer),
+        "device": device.to_document(), "named_by": "torch", "file": engine.file_name(layer), "key": 64, "first": 57,
+        "last": 80, "values": PAIR, "old": [engine.config(layer, m) for m in ms],
+        "points": [[m, int(m == 64), 20.0, 15.0, 0.001, i, ""] for i, m in enumerate(ms)], **more,
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize(
+    ("layer", "values"), [(OLDER, PAIR), (OLDER, NEW), (EXACT, NEW), (EXACT, PAIR), (UNKNOWN, {**NEW, "USE_TMA": True})]
+)
+def test_both_files_of_sglangs_experts_change_as_one_and_undo_gives_them_back(
+    tmp_path: Path, layer: Layer, values: dict[str, Any]
+) -> None:
+    root = copy("sglang", tmp_path / "site-packages")
+    before, device = texts(root), EngineDevice("NVIDIA H200", 90, "3.6.0")
+    run = ran(tmp_path / "run", sglang_document(layer, values=values), tuner="sglang")
+    old = load_engine(root, device)
+    ms = [*range(1, 20), *range(50, 90), 769, 1280, 4096, 20000]
+    todays = {m: old.config(layer, m) for m in ms}
+    has_down = layer is EXACT or values is not NEW
+    done = merge_run(run, root)
+    name = old.file_name(layer)
+    down_name = name.replace(".json", "_down.json")
+    assert [change.path.name for change in done.changes] == [name, *[down_name][: int(has_down)]]
+    assert {change.path.parent for change in done.changes} == {root / SGLANG_MOE / "triton_3_6_0"}
+    new = load_engine(root, device)
+    assert {m: new.config(layer, m) for m in ms} == {m: values if 57 <= m <= 80 else todays[m] for m in ms}
+    for path in (root / SGLANG_MOE / "triton_3_6_0").glob(f"{name.removesuffix('.json')}*"):
+        has_tma = any("USE_TMA" in entry for entry in json.loads(path.read_text()).values())
+        assert not has_tma or path.with_name(down_name).exists(), "SGLang would hand it on to the second product"
+    assert (run / ENGINE_FOLDERS["sglang"] / down_name).exists() == (values is not NEW)
+    undo_merge(root)
+    assert texts(root) == before
+
+
+@pytest.mark.usefixtures("near")
+def test_a_folder_that_sglangs_look_up_cannot_read_is_not_made(tmp_path: Path) -> None:
+    root = copy("sglang", tmp_path / "site-packages")
+    run = ran(tmp_path / "run", sglang_document(UNKNOWN, "3.6.0+git1"), tuner="sglang")
+    assert "tune with a release of Triton" in refused(run, root)
+
+
+def test_a_whole_folder_of_configs_is_asked_with_the_engine_that_reads_it(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    (folder / "configs").mkdir(parents=True)
+    run = ran(tmp_path / "run", sglang_document(UNKNOWN), tuner="sglang")
+    done = merge_run(run, folder, engine=tree("sglang"))
+    assert {change.path.parent for change in done.changes} == {folder / "configs" / "triton_3_6_0"}
+    assert done.lookups > 0
+    assert len(undo_merge(folder)["removed"]) == 2
 
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True)

@@ -17,7 +17,7 @@ from tests.standins.aiter.checkout import checkout, commit, git, show
 from tests.support.engine_runs import NEW, Times, engine_run, repository
 from tests.support.engines import H200, ask_here, copy
 from tests.support.marks import WITH_ENGINE
-from worker.triton_configs.engine_package import Layer
+from worker.triton_configs.engine_package import EngineDevice, Layer
 
 pytestmark = WITH_ENGINE
 
@@ -92,6 +92,14 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
     assert "linear" not in alone["body"]
 
 
+def test_a_new_file_of_experts_names_its_triton_as_others_do(tmp_path: Path, vllm: Path) -> None:
+    layer = Layer("moe", 648, 4096, 160, 8, "fp8_w8a8")
+    document = publish(engine_run(tmp_path / "run", layer, H200, OF_LINEAR), "--onto", vllm)
+    (file,) = document["files"]
+    assert next(iter(json.loads(show(vllm, BRANCH, file)).items())) == ("triton_version", "3.6.0")
+    assert "| M | default (us) | tuned (us) | change |" in document["body"]
+
+
 def test_a_file_that_would_make_an_m_slower_is_left_out_with_its_reason(tmp_path: Path, vllm: Path) -> None:
     good, slower = (engine_run(tmp_path / f"{x.n}", x, H200, OF_LINEAR) for x in (LINEAR, SECOND))
     table = slower / "configs/vllm/tuned.csv"
@@ -131,3 +139,19 @@ def test_mistakes_name_the_way_out_and_leave_no_branch(
     with pytest.raises(InputError, match=fault):
         publish(*sources, *words)
     assert [git(folder, "branch") for folder in (vllm, aiter)] == ["* main\n", "* main\n"]
+
+
+def test_sglang_gets_both_files_of_a_pair_and_the_sections_of_its_pull_requests(tmp_path: Path) -> None:
+    sglang = repository(tmp_path / "sglang", copy("sglang", tmp_path / "wheel"))
+    pair = {**NEW, "USE_TMA": True, **{f"down.{name}": value for name, value in NEW.items()}, "down.USE_TMA": True}
+    pair.pop("down.BLOCK_SIZE_M")
+    layer, device = Layer("moe", 1792, 2048, 32, 4), EngineDevice("NVIDIA H200", 90, "3.6.0")
+    run = engine_run(tmp_path / "run", layer, device, OF_LINEAR, project="sglang", new=pair)
+    document = publish(run, "--onto", sglang)
+    up_file, down_file = (file.rpartition("configs/")[2] for file in document["files"])
+    assert up_file == "triton_3_6_0/E=32,N=1792,device_name=NVIDIA_H200.json"
+    assert down_file == up_file.replace(".json", "_down.json")
+    assert [row["M"] for row in document["rows"]] == [64, 96, 512]
+    for line in ("## Modifications\n\n- `sglang/srt", "| M | default (us) |", "python3 -m sglang.bench_serving"):
+        assert line in document["body"], line
+    assert document["body"].count("| 64 | 20.00 | 17.00 | -15.0 % |") == 1, "one table for both files"

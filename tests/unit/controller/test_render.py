@@ -60,13 +60,13 @@ def test_every_node_that_can_be_known_is_rendered_without_a_question(there: Path
 
 def test_a_rendered_folder_runs_by_hand(there: Path) -> None:
     command("tune", "s.csv", "-i", "inv.yaml", "--render", "out", "--limit", "here", "--tuner", "replay").ok()
-    folder = there / "out/here"
     shapes = (SpecShape(1, {"M": 16, "N": 64, "K": 64}),)
     spec = Spec("hand-1", "r", 0, group="g", family="a16w16", tuner="replay", shapes=shapes)
-    (folder / "group.json").write_bytes(spec.dumps())
+    (there / "group.json").write_bytes(spec.dumps())
     env = {**os.environ, "PATH": os.defpath}
-    ran = subprocess.run(["sh", folder / "tune.sh", "group.json"], cwd=folder, env=env, capture_output=True, text=True)
-    assert (ran.returncode, "done: 1 of 1 shape tuned" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+    ran = subprocess.run(["sh", "out/here/tune.sh", "group.json"], cwd=there, env=env, capture_output=True, text=True)
+    assert (ran.returncode, "done: 1 of 1 shape tuned in " in ran.stdout) == (0, True), ran.stdout + ran.stderr
+    assert (there / "out/here/attempts/hand-1/records.jsonl").exists()
 
 
 def test_values_of_references_are_in_no_file(there: Path) -> None:

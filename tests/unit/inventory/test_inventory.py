@@ -16,7 +16,7 @@ from tests.kits.fleet import command
 from tests.paths import ROOT
 from tests.support.inventory_page import PAGE, SCHEMA, with_tables
 from worker import registry
-from worker.protocol.paths import VLLM_ROOT_ENV
+from worker.protocol.paths import SGLANG_ROOT_ENV, VLLM_ROOT_ENV
 
 EXAMPLE = ROOT / "inventories" / "mi355x.example.yaml"
 SSH = "nodes:\n  n:\n    transport: ssh\n    engine: docker\n    image: i\n    "
@@ -57,6 +57,7 @@ def test_defaults_are_merged_in_option_by_option(tmp_path: Path) -> None:
   docker: {ipc: host, volumes: ["/a:/a", "/b:/b"], env: {A: "1", B: "2"}, cap_add: [SYS_PTRACE]}
   aiter: {root: /a, compilers: {X_HIP_CLANG_PATH: /x}}
   vllm: {root: /v}
+  sglang: {root: /s}
 nodes:\r
   one:
   two: {gpus: [3, 1], env: {B: "3", C: "${env:C}"}, labels: [slow, all], image: b,
@@ -73,6 +74,7 @@ nodes:\r
     assert (two.docker.cap_add, two.docker.network, two.docker.devices) == ((), "none", None)
     assert two.aiter.compilers == {"X_HIP_CLANG_PATH": "/x", "Y_HIP_CLANG_PATH": "/y"}
     assert [n.vllm.variables() for n in (two, three)] == [{VLLM_ROOT_ENV: root} for root in ("/v", "/w.whl")]
+    assert three.sglang.variables() == {SGLANG_ROOT_ENV: "/s"}
 
 
 @pytest.mark.parametrize(

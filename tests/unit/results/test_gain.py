@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from tests.support.engine_runs import engine_run
 from tests.support.engines import H200
+from tests.support.marks import WITH_ENGINE
 from worker.triton_configs.engine_package import Layer
 
+pytestmark = WITH_ENGINE
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
 MOE = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
 

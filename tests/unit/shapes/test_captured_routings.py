@@ -14,9 +14,11 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes.captured_routings import read_captured
 from orchestrator.shapes.reader import read_shapes
+from tests.support.marks import WITH_TORCH
 from worker.tuners.engines.specs import captured_rule
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = WITH_TORCH
 MOE = "token,model_dim,inter_dim,expert,topk\n16,128,128,4,2\n"
 IDS = torch.tensor([[0, 1], [0, 2], [-1, -1], [0, 1]])
 

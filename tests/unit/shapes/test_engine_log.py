@@ -128,6 +128,11 @@ TUNED = [
     # another Triton's file serves meanwhile
     ("Config file not found at /x/triton_3_8_0/E=8,N=3584,device_name=NVIDIA_H200.json. Fallback to triton version 3.5.1 and use MoE kernel config from /x/triton_3_5_1/E=8,N=3584,device_name=NVIDIA_H200.json. Performance might be sub-optimal!",
      ("fmoe", "3584", "8", "QuantType.No")),
+    # the second product of the same experts, alone without a file
+    ("Down MoE config file not found at /x/triton_3_8_0/E=8,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128]_down.json; reusing the tuned up-projection config without TMA. Performance might be sub-optimal.",
+     ("fmoe", "64", "8", "QuantType.per_1x128")),
+    (S + "/x/E=8,N=64,device_name=NVIDIA_H200_down.json, you can create them with https://github.com/sgl-project/sglang/tree/main/benchmark/kernels/fused_moe_triton",
+     ("fmoe", "64", "8", "QuantType.No")),
     # a log in JSON
     ('{"message": "' + V + '/x/E=8,N=3584,device_name=AMD_Instinct_MI355X,dtype=fp8_w8a8,block_shape=[128,128].json", "pid": 1}',
      ("fmoe", "3584", "8", "QuantType.per_1x128")),
@@ -139,11 +144,9 @@ OTHERS = [
     ("vllm", "Using default FlyDSL MoE config. Performance might be sub-optimal! Config file not found at /x/E=8,N=64,device_name=AMD,dtype=int4_w4a16,backend=flydsl.json", "backend=flydsl.json"),
     ("vllm", "Using default Mamba SSU config. Performance might be sub-optimal! Config file not found at /x/headdim=64,dstate=128,device_name=NVIDIA_H200.json", "headdim=64"),
     ("sglang", S + "/x/E=8,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True.json", "per_channel_quant=True.json"),
-    ("sglang", S + "/x/E=8,N=64,device_name=NVIDIA_H200_down.json, you can", "NVIDIA_H200_down.json"),
-    ("sglang", S + "/x/E=8,N=64,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128]_down.json, you can", "_down.json"),
     ("sglang", "Using default W8A8 Block INT8 kernel config. Performance might be sub-optimal! Config file not found at /x/N=64,K=64,device_name=NVIDIA_H200,dtype=int8_w8a8,block_shape=[128, 128].json", "dtype=int8_w8a8"),
     ("sglang", "x Config file not found at /x/N=64,K=64,device_name=NVIDIA_H200,dtype=fp8_w8a8.json", "N=64,K=64"),
-    ("sglang", S + "/x/E=8,N=64,device_name=NVIDIA_H200_down.json, you can create them with https://github.com/sgl-project/sglang/tree/main/benchmark/kernels/fused_moe_triton", "tune E=8,N=64,device_name=NVIDIA_H200_down.json"),
+    ("sglang", S + "/x/E=8,N=64,device_name=NVIDIA_H200,dtype=int8_w8a8_down.json, you can", "dtype=int8_w8a8_down.json"),
     ("cut", V + "/x/E=8,N=71", "E=8,N=71"),
 ]
 # fmt: on

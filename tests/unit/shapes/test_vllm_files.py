@@ -22,7 +22,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes.from_model import ModelShapes, Ranks
 from orchestrator.shapes.model_config import Model, read_model
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.shapes.vllm_files import vllm_shapes
+from orchestrator.shapes.vllm_files import sglang_shapes, vllm_shapes
 from tests.kits.fleet import Done, command
 from tests.paths import ROOT, TEST_DATA
 from tests.support.engines import tree
@@ -231,3 +231,16 @@ def test_one_family_and_what_the_command_refuses(tmp_path: Path) -> None:
     from_model("--family", "a8w8_blockscale").failed_with(2, "--m")
     layers = from_model("--engine", "vllm", "--tp", "8", "--layers", "qkv")
     assert layers.failed_with(2, "--layers: not with --engine").out == ""
+
+
+def test_sglang_looks_up_the_same_experts_and_its_linear_layers_are_left_out(tmp_path: Path) -> None:
+    deepseek = model(raw("deepseek-v3"), tmp_path)
+    theirs, _ = vllm_shapes(deepseek, [7], Ranks(8), {})
+    found, notes = sglang_shapes(deepseek, [7], Ranks(8), {})
+    assert list(found) == ["fmoe"]
+    assert found["fmoe"].calls == theirs["fmoe"].calls
+    assert notes == ["not known: whether SGLang runs shared experts as routed ones; if its log says so, --fuse-shared"]
+    with pytest.raises(InputError, match="SGLang refuses --tp 32: blocks of 128 do not divide experts 64 wide"):
+        sglang_shapes(deepseek, [7], Ranks(32), {})
+    with pytest.raises(InputError, match="are of fused experts, and this model has none"):
+        sglang_shapes(model(raw("llama-3.1-405b"), tmp_path), [7], Ranks(8), {})

@@ -1,9 +1,11 @@
 """The tuner `aiter-triton` as the worker sees it: the search over configs of AITER's wrappers, bucket by bucket.
 
 The shapes of a group fall into buckets of M; a bucket gets one config. Each of its M (the workload's and the bucket's
-bound) is searched, then the leaders of all and today's config are measured at every M, interleaved. The first M's
-search teaches the others (their estimates, and what compiles). A shape is parked while the others of its bucket are
-measured; the bucket's verdict settles them all. Rows carry what a config file needs (`triton_config`).
+bound) is searched, then the leaders of all and today's config are measured at every M and at the least of the bucket,
+interleaved. There is nothing to cut as in an engine's files, because AITER's look-up finds buckets at the bounds of its
+caller only (`STANDARD_M_BOUNDS` of utils/gemm_config_utils.py). The first M's search teaches the others (their
+estimates, and what compiles). A shape is parked while the others of its bucket are measured; the bucket's verdict
+settles them all. Rows carry what a config file needs (`triton_config`).
 """
 
 from __future__ import annotations
@@ -39,14 +41,18 @@ def bucket_of(m: int, bounds: Sequence[int], today: str) -> str:
     return next((f"M_LEQ_{x}" for x in bounds if m <= x), today)
 
 
-def points_of_buckets(weights: Mapping[int, float], bucket_names: Mapping[int, str]) -> dict[str, list[Point]]:
+def points_of_buckets(
+    weights: Mapping[int, float], bucket_names: Mapping[int, str], bounds: Sequence[int]
+) -> dict[str, list[Point]]:
     """The points of each bucket of a workload (M -> weight, M -> bucket), the most weighty first; buckets by their M
-    ascending. Each is measured at its bound as well."""
+    ascending. Each is measured at its bound as well, and at its least M, behind the one of `bounds` before."""
     ms_of_bucket: dict[str, set[int]] = {}
     for m in sorted(weights):
         name = bucket_names[m]
-        _, bound = bound_of(name)
+        side, bound = bound_of(name)
         ms_of_bucket.setdefault(name, set()).update((m, bound or m))
+        if side == "LEQ" and bounds:
+            ms_of_bucket[name].add(1 + max((x for x in bounds if x < m), default=0))
     points: dict[str, list[Point]] = {}
     for name, ms in ms_of_bucket.items():
         of_bucket = [Point(m, weights.get(m, 0.0)) for m in ms]
@@ -91,7 +97,8 @@ class AiterFile(FileSearch):
     def buckets(self) -> Iterator[BucketSearch]:
         search_class = DefaultBucket if self.default else BucketSearch
         weights = {m: self.weight(m) for m in self._bucket_names}
-        for bucket, points in points_of_buckets(weights, self._bucket_names).items():
+        bounds = () if self.default else self.seeds.bounds  # who merges a default decides about its other M
+        for bucket, points in points_of_buckets(weights, self._bucket_names, bounds).items():
             named = self.shapes[points[0].m]  # the first is the workload's
             tasks = [self._task(point, named, bucket) for point in points]
             is_alone = len(tasks) == 1 and not self.default
@@ -100,19 +107,23 @@ class AiterFile(FileSearch):
     def tune_bucket(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
         """Search, compare, decide, settle."""
         bucket.search(following)
-        measured = [task for task in bucket.points if task.leaders]
+        measured = [task for task in bucket.points if task.leaders or not task.search]
         has_shapes = any(task.point.weight for task in measured)
         if has_shapes and not bucket.alone:
             measured = [task for task in measured if bucket.compare(task, following)]
         bucket.settle(measured)
 
     def _task(self, point: Point, named: SpecShape, bucket: str) -> PointTask:
-        """`named`: a shape of the bucket, in whose name a bound is measured that is no shape."""
+        """`named`: a shape of the bucket, in whose name an end of it is measured that is no shape. Its least M is only
+        compared."""
         shape = self.shapes.get(point.m, named)
         problem = self._problem({**shape.key, "M": point.m})
         today = tile_config(self.seeds.today(problem).values)
+        task = PointTask(point, shape, problem, today)
+        if not point.weight and point.m != bound_of(bucket)[1]:
+            return task
         fixed = [today, self.default[bucket]] if bucket in self.default else []
-        return self.add_search(PointTask(point, shape, problem, today), fixed)
+        return self.add_search(task, fixed)
 
     def _problem(self, key: Mapping[str, int | str]) -> KindProblem:
         return problem_of(self._kind.name, self._family, dict(key), self.context.target.gfx)

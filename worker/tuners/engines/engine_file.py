@@ -1,9 +1,10 @@
-"""The search for one config file of vLLM's: its seeds (`EngineSeeds`) and its measured M (`EngineFile`).
+"""The search for one config file of an engine: its seeds (`EngineSeeds`) and its measured M (`EngineFile`).
 
 A file maps M to configs by its keys; a key serves the range of M that is nearest to it. The steps:
 
-1. Each usual key whose range holds an M of the workload is searched. The winners of all keys, today's config and the
-   default are the file's configs.
+1. Each usual key whose range holds an M of the workload is searched, and if the engine has a file for each product
+   (SGLang) the products one after the other. The winners of all keys, today's config and the default are the file's
+   configs.
 2. Those are measured at many M: the workload's, each of whose shapes gets its row then; the sizes that a server
    captures; chunks of prefill. An M of the workload at which a short search finds a clearly better config is searched
    too. Each M is sent as a record of its own (worker/triton_configs/point_record.py).
@@ -15,6 +16,7 @@ The controller cuts again, from the records of all attempts, and writes the file
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -23,10 +25,10 @@ from dataclasses import asdict, replace
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from worker.families import ENGINE
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges, unite_points
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
+from worker.triton_configs.pair import ROWS, TMA, join_pair, split_pair
 from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.engines.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
@@ -64,6 +66,11 @@ LEAST_EXTRA_S = 30.0
 EXTRA_SHARE = 0.3
 """The M beyond the workload's may take this share of the seconds of the searches, or LEAST_EXTRA_S if that is more."""
 SHORT_SEARCH = StopRules(at_least=8, patience=4, at_most=12)
+PART_LIST = 300
+"""Most candidates of one product of a pair."""
+PART_SEARCH = StopRules(at_least=16, patience=12, at_most=40)
+PAIRED_ROWS = 2
+"""The second product is searched at this many BLOCK_SIZE_M, those of the fastest first products."""
 CLEARLY = 0.97
 """An M of the workload is searched itself if a short search finds a config of at most this share of the time."""
 PROMISING = 1.15
@@ -93,7 +100,7 @@ class EngineSeeds(Seeds):
         for other in others[:NEAREST_FILES]:
             layer = self.source.with_sizes(problem.layer, other)
             configs.append(self._engine.config(layer, problem.m))
-        return [tile_config(values, ENGINE) for values in configs]
+        return [tile_config(values, self.source.prefix) for values in configs]
 
     def _neighbours_in_file(self, problem: LayerProblem) -> list[Values]:
         """The entries above and below the one that serves M."""
@@ -103,7 +110,7 @@ class EngineSeeds(Seeds):
             return []
         nearest = min(range(len(keys)), key=lambda i: abs(keys[i] - problem.m))
         neighbours = keys[nearest + 1 : nearest + 2] + keys[max(0, nearest - 1) : nearest]
-        return [table[key] for key in neighbours]
+        return [self._engine.config(problem.layer, key) for key in neighbours]
 
     def _sizes_of_other_files(self, problem: LayerProblem) -> set[tuple[int, ...]]:
         """Sizes in the names of the files that are there for other layers of the kind on this device."""
@@ -121,7 +128,7 @@ def _sizes_in_name(name: str) -> tuple[int, ...]:
 
 
 class EngineFile(FileSearch):
-    """The search for one config file of vLLM's."""
+    """The search for one config file of an engine; in SGLang it may be two, of which each M gets an entry of both."""
 
     source: EngineSource
     explores_tiles = True
@@ -176,9 +183,53 @@ class EngineFile(FileSearch):
         for task in bucket.points:
             if task.leaders:
                 self.seeds.add_winner(task.problem, task.leaders[0])
-            for config in task.leaders:
-                self._configs.setdefault(config.name, config)
-                self._keys_won.setdefault(config.name, set()).add(task.point.m)
+            self._keep(task.leaders, task.point.m)
+        if self.source.has_pairs(self.context.target):
+            self._keep(self._search_pairs(bucket.points[0], following), bucket.points[0].point.m)
+
+    def _keep(self, winners: Iterable[TileConfig], m: int) -> None:
+        """Add winners of a searched M to the file's configs."""
+        for config in winners:
+            self._configs.setdefault(config.name, config)
+            self._keys_won.setdefault(config.name, set()).add(m)
+
+    def _search_pairs(self, task: PointTask, following: Sequence[ShapeTask]) -> list[TileConfig]:
+        """Search each product of a point for itself, as it runs in a pair, and join the fastest of each BLOCK_SIZE_M.
+
+        The first product takes most of the time, so it decides which BLOCK_SIZE_M the second is searched at."""
+        up_us = self._search_part(task, "up", (), following)
+        fastest_up = sorted(up_us, key=lambda config: up_us[config])
+        rows = list(dict.fromkeys(config.number(ROWS) for config in fastest_up))[:PAIRED_ROWS]
+        down_us = self._search_part(task, "down", rows, following)
+        us_of_pair = {
+            (up, down): up_us[up] + down_us[down]
+            for up, down in itertools.product(up_us, down_us)
+            if up.number(ROWS) == down.number(ROWS)
+        }
+        fastest_of_rows: dict[int, TileConfig] = {}
+        for up, down in sorted(us_of_pair, key=lambda pair: us_of_pair[pair]):
+            pair = tile_config(join_pair(up.values, down.values), self.source.prefix)
+            fastest_of_rows.setdefault(up.number(ROWS), pair)
+        pairs = list(fastest_of_rows.values())
+        return pairs[:1] if task.problem.is_sustained else pairs
+
+    def _search_part(
+        self, task: PointTask, part: str, rows: Sequence[int], following: Sequence[ShapeTask]
+    ) -> dict[TileConfig, float]:
+        """Microseconds of the right configs of one product, begun with those of the file; `rows`: only of these
+        BLOCK_SIZE_M, if any are given."""
+        problem = replace(task.problem, part=part)
+        space = self.source.space(problem, self.context.target)
+        seeds = [entry_of_part(config, part) for config in self._configs.values()]
+        found = space.distinct([*seeds, *space.candidates(seeds, PART_LIST)])
+        candidates = [config for config in found if not rows or config.number(ROWS) in rows]
+        us = [space.estimate(config) for config in candidates]
+        part_task = self.context.make_task(task.shape, problem, candidates, us=us, quiet=True)
+        part_task.ranker.rules = PART_SEARCH
+        part_task.ranker.put_first([i for i, config in enumerate(candidates) if config in seeds])
+        search = ProblemSearch(self.context, part_task, following)
+        search.measure()
+        return {candidates[i]: measurement.us for i, measurement in search.measured.items()}
 
     def run(self, shapes: Sequence[SpecShape]) -> None:
         """Search the usual keys, then measure the file's configs at the M of the workload, at those of a server, and
@@ -186,7 +237,7 @@ class EngineFile(FileSearch):
         super().run(shapes)
         if not self.shapes:
             return
-        default = tile_config(self.source.default_config(self._problem), ENGINE)
+        default = tile_config(self.source.default_config(self._problem), self.source.prefix)
         self._configs.setdefault(default.name, default)
         for m in sorted(self.shapes):
             measured = self._measure(m, FULL)
@@ -276,12 +327,12 @@ class EngineFile(FileSearch):
     def _point(self, m: int, label: str, named: SpecShape) -> PointTask:
         """A point. `named`: the shape in whose name it is measured if it is not a shape of the workload."""
         problem = replace(self._problem, m=m, label=label)
-        today = tile_config(self.source.engine().config(problem.layer, m), ENGINE)
+        today = tile_config(self.source.engine().config(problem.layer, m), self.source.prefix)
         return PointTask(Point(m, self.weight(m), label), self.shapes.get(m, named), problem, today)
 
     def _estimate(self, name: str, m: int) -> float:
         """The model's time of a config, by the name that it has in points, at an M."""
-        config = tile_config(json.loads(name), ENGINE)
+        config = tile_config(json.loads(name), self.source.prefix)
         return self._space_at(m).estimate(config)
 
     def _space_at(self, m: int) -> Space:
@@ -291,14 +342,23 @@ class EngineFile(FileSearch):
         return self._spaces[m]
 
 
+def entry_of_part(config: TileConfig, part: str) -> TileConfig:
+    """A product's own config as a candidate; the second product of a pair always loads through TMA."""
+    up, down = split_pair(config.values)
+    if part == "down":
+        return tile_config({**down, TMA: True}, config.prefix)
+    return tile_config({**up, TMA: bool(up.get(TMA))}, config.prefix)
+
+
 def labels_of(source: EngineSource, options: EngineOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The labels at which each M of a file is measured, and those at which it is searched. Captured routings are
-    searched in place of the last of the drawn ones."""
+    searched in place of the last of several drawn ones."""
     if not options.captured:
         return source.labels, source.searched
     if options.captured_only:
         return (CAPTURED,), (CAPTURED,)
-    return (*source.labels, CAPTURED), (*source.searched[:-1], CAPTURED)
+    searched = source.searched[:-1] or source.searched
+    return (*source.labels, CAPTURED), (*searched, CAPTURED)
 
 
 def point_name(config: TileConfig) -> str:
@@ -310,14 +370,14 @@ class KeySearch(BucketSearch):
     """The search of one M, whose leaders become configs of the file."""
 
     def choose_finalists(self, task: PointTask, search: ProblemSearch) -> list[int]:
-        """The fastest, then its fellows."""
+        """The fastest, then its fellows; none at a large problem, which has many waves and takes seconds an M."""
         assert task.search is not None
         candidates: Sequence[Any] = task.search.candidates
         us = {i: measurement.us for i, measurement in search.measured.items()}
         fastest: dict[int, int] = {}  # by BLOCK_SIZE_M
         for i in sorted(us, key=lambda i: us[i]):
             fastest.setdefault(candidates[i].knobs.block_m, i)
-        most_us = FELLOW * min(us.values())
+        most_us = min(us.values()) * (1 if task.problem.is_sustained else FELLOW)
         return [i for i in fastest.values() if us[i] <= most_us]
 
     def configs_to_compare(self, leaders: list[TileConfig], task: PointTask) -> list[TileConfig]:

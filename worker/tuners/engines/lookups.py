@@ -29,7 +29,14 @@ import triton.language as tl
 from worker.text import Level, clean
 from worker.triton_configs.engine_modules import replaced
 from worker.triton_configs.engine_package import ENGINE_MODULES, EngineDevice, Layer, ServingEngineError
-from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values, load_engine, recording_paths
+from worker.triton_configs.serving_engine import (
+    LINEAR_LOOKUP,
+    MOE_LOOKUP,
+    Values,
+    load_engine,
+    recording_paths,
+    taking_quantized,
+)
 from worker.tuners.search.compiling import compile_candidate, compile_for, compiling, facts_of
 from worker.tuners.search.source import CompileFacts, KernelSource
 from worker.tuners.search.target import Target, datasheet_target
@@ -291,13 +298,7 @@ class EngineLookups:
         arguments = self._moe_arguments(file, m)
         config = values or call_by_name(self._moe_default, arguments)
         arguments["config"] = {name: value for name, value in config.items() if name != "USE_TMA"}
-
-        def quantize(activations: Any, *_: Any, **__: Any) -> Any:
-            return activations, arguments["A_scale"]  # they come quantized
-
-        moe = self.engine.moe
-        quantizers = [name for name in vars(moe) if re.search("_quant_(fp|int)8$|_fp8_quant$", name)]
-        with replaced(moe, dict.fromkeys(quantizers, quantize)):
+        with taking_quantized(self.engine.moe, lambda _: arguments["A_scale"]):
             call_by_name(self._moe_launcher, arguments)
 
     def _moe_arguments(self, file: EngineConfigFile, m: int) -> Values:

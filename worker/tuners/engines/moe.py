@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from worker.families import ENGINE
 from worker.triton_configs.engine_package import Layer
+from worker.triton_configs.pair import split_pair
 from worker.triton_configs.serving_engine import KernelLaunch, ServingEngine
 from worker.tuners.common.problem import SCALE_BLOCK, UnsupportedError, flag_of, fp8_of, size_of
 from worker.tuners.engines.moe_problem import EXPONENTS, MoeInputs, MoeProblem, batched_products
 from worker.tuners.engines.source import AMD_KNOBS, LEAST_SUMS, EngineSource, Operands, warps_factor
 from worker.tuners.search.space import Space, fits_device
 from worker.tuners.search.target import Target
-from worker.tuners.search.tile_config import TileConfig, Values
+from worker.tuners.search.tile_config import TileConfig, Values, tile_config
 from worker.tuners.search.time_model import TileKnobs, accumulators, estimate_us, stage_bytes
 
 SCALES = {"QuantType.No": "none", "QuantType.per_Tensor": "tensor", "QuantType.per_1x128": "block"}
@@ -48,8 +48,10 @@ class MoeSource(EngineSource):
     """The fused MoE layer; each M is measured with several routings."""
 
     op = "moe"
+    alike_from: ClassVar[int] = 1
+    """The engine's launcher specialises a kernel in no further way from this M on."""
     labels = tuple(EXPONENTS)
-    searched = ("uniform", "zipf1.5")
+    searched: ClassVar[tuple[str, ...]] = ("uniform", "zipf1.5")
 
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> MoeProblem:
         m, k, n, experts, topk = (size_of(key, c) for c in ("token", "model_dim", "inter_dim", "expert", "topk"))
@@ -86,7 +88,7 @@ class MoeSource(EngineSource):
             is_legal=lambda config: is_legal(problem, config, target),
             estimate=lambda config: estimate(problem, config, target),
             identity=lambda config: as_launched(problem, config).items,
-            prefix=ENGINE,
+            prefix=self.prefix,
         )
 
     def compile_problem(self, problem: MoeProblem) -> MoeProblem:
@@ -95,7 +97,7 @@ class MoeSource(EngineSource):
         smaller_weight_bytes = min(n * k for n, k in problem.products) * problem.bits // 8
         experts = problem.layer.e
         stored = min(experts, -(-SMALL_BYTES // smaller_weight_bytes))
-        least_m = 16 * -(-max(BLOCKS_M[-1], experts) // 16)
+        least_m = 16 * -(-max(BLOCKS_M[-1], experts, self.alike_from) // 16)
         m = problem.m
         is_small = max(problem.x_bytes, problem.out_bytes) < SMALL_BYTES
         if m >= least_m and experts % 16 == 0 and is_small:
@@ -254,7 +256,12 @@ def _has_all_stages_in_shared(problem: MoeProblem, knobs: TileKnobs, target: Tar
 
 
 def estimate(problem: MoeProblem, config: TileConfig, target: Target) -> float:
-    """Microseconds of both products."""
-    launched = as_launched(problem, config)
-    us = sum(estimate_us(product, launched.knobs, target) for product in batched_products(problem))
-    return us * warps_factor(launched, target)
+    """Microseconds of the products that are measured, each with its own values of a pair."""
+    entries = split_pair(as_launched(problem, config).values)
+    if problem.part:
+        entries = (config.values, config.values)
+    us = 0.0
+    for place in problem.measured_products:
+        entry = tile_config(entries[place])
+        us += estimate_us(batched_products(problem)[place], entry.knobs, target) * warps_factor(entry, target)
+    return us

@@ -32,15 +32,20 @@ from worker.tuners.engines.specs import CAPTURED
 EXPONENTS = {"uniform": 0.0, "zipf0.5": 0.5, "zipf1": 1.0, "zipf1.5": 1.5}
 """Exponents of the experts' popularity, by the routing's label."""
 NEWTON_STEPS = 20
+MOST_ROWS = 256
+"""Rows of a tile at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeProblem(LayerProblem):
     """A layer at m tokens. `n`: inter_dim of a rank, `k`: model_dim; `gated`: w1 has 2N rows. `stored`: experts whose
-    weights are there, which is all of them but for compiling."""
+    weights are there, which is all of them but for compiling. `part`: up or down if only this product of a pair is
+    measured. `with_padding`: there is room for the first output in the order of experts, each padded to whole tiles."""
 
     gated: bool
     stored: int
+    part: str = ""
+    with_padding: bool = False
 
     @property
     def slots(self) -> int:
@@ -54,13 +59,23 @@ class MoeProblem(LayerProblem):
         return (first_columns, self.k), (self.k, self.n)
 
     @property
+    def measured_products(self) -> tuple[int, ...]:
+        """Places in `products` of those that a call computes."""
+        return {"up": (0,), "down": (1,)}.get(self.part, (0, 1))
+
+    def padded_rows(self, block: int) -> int:
+        """Rows of an output in the order of experts, as SGLang allocates it for tiles of `block` rows."""
+        return self.slots + min(self.slots, self.layer.e + 1) * (block - 1)
+
+    @property
     def expert_bytes(self) -> int:
         """Both weights of one expert."""
         return sum(n * k for n, k in self.products) * self.bits // 8
 
     @property
     def flops(self) -> int:
-        return sum(2 * self.slots * n * k for n, k in self.products)
+        products = [self.products[place] for place in self.measured_products]
+        return sum(2 * self.slots * n * k for n, k in products)
 
     @property
     def x_bytes(self) -> int:
@@ -197,13 +212,16 @@ class MoeInputs:
         return replace(self, tokens=_cloned(self.tokens), turn=next(self.turns))
 
     def output(self) -> torch.Tensor:
-        """Both outputs, one behind the other."""
-        size = self.problem.out_bytes // self.problem.out_size
+        """The outputs, one behind the other, and room behind them for a padded first one."""
+        problem = self.problem
+        size = problem.slots * sum(problem.products[place][0] for place in problem.measured_products)
+        if problem.with_padding:
+            size += problem.padded_rows(MOST_ROWS) * problem.products[0][0]
         dtype = float_of(self.problem.outdtype)
         return torch.full((size,), math.nan, dtype=dtype, device=self.tokens["x"].device)
 
     def reference(self) -> tuple[torch.Tensor, ...]:
-        """Both answers, each product for itself: one wrong is wrong, however small it is beside the other."""
+        """The answers, each product for itself: one wrong is wrong, however small it is beside the other."""
         problem = self.problem
         x = self._wide_tokens("x")
         y = self._wide_tokens("y")
@@ -214,7 +232,7 @@ class MoeInputs:
             slots = (expert_of_slot == expert).nonzero().flatten()
             first[slots] = x[slots // problem.layer.topk] @ self._wide_weight(1, expert).t()
             second[slots] = y[slots] @ self._wide_weight(2, expert).t() * scores[slots]
-        return first, second
+        return tuple((first, second)[place] for place in problem.measured_products)
 
     def _wide_tokens(self, name: str) -> torch.Tensor:
         """x or y in float32."""

@@ -1,8 +1,8 @@
-"""vLLM's Triton kernels as a kernel source of the search (worker/tuners/search/source.py).
+"""Triton kernels of a serving engine as a kernel source of the search (worker/tuners/search/source.py).
 
 The engine's own launcher decides which kernels a config starts and how they are specialised: it runs once with the
 config imposed. Its launches are made on a GPU, or compiled for a target without a GPU. Each kind of layer is a source
-of its own: `linear.py`, `moe.py`. Imports torch and triton.
+of its own: `linear.py`, `moe.py`, `sglang_moe.py`. Imports torch and triton.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from worker.families import ENGINE
 from worker.triton_configs.engine_modules import replaced
 from worker.triton_configs.engine_package import EngineDevice, Layer, ServingEngineError
 from worker.triton_configs.serving_engine import (
@@ -59,12 +60,13 @@ class LayerProblem(Problem):
 class EngineSource(KernelSource):
     """Kernels of one kind of layer (`op`: as `Layer.op`) of the engine in a folder, on a device. An M is measured at
     each of `labels`, and searched at those of `searched`; rows are of the first. Where there are several, the winner of
-    a range has the least worst regret."""
+    a range has the least worst regret. `prefix`: of the configs' names."""
 
     root: str
     device: EngineDevice
 
     op: ClassVar[str]
+    prefix: ClassVar[str] = ENGINE
     labels: ClassVar[tuple[str, ...]] = ("",)
     searched: ClassVar[tuple[str, ...]] = ("",)
 
@@ -75,6 +77,10 @@ class EngineSource(KernelSource):
     @abstractmethod
     def with_sizes(self, layer: Layer, sizes: Sequence[int]) -> Layer:
         """The layer whose file has other sizes in its name."""
+
+    def has_pairs(self, target: Target) -> bool:
+        """True if each product of a layer may have a config of its own on a device."""
+        return False
 
     @abstractmethod
     def compile_problem(self, problem: Any) -> Any:
@@ -100,7 +106,8 @@ class EngineSource(KernelSource):
         """The config of a launch where there is no file."""
         engine = self.engine()
         finds_nothing = cache(lambda *_, **__: None)  # the engine clears its look-ups' caches
-        with replaced(engine.fp8, {LINEAR_LOOKUP: finds_nothing}), replaced(engine.moe, {MOE_LOOKUP: finds_nothing}):
+        of_linear = replaced(engine.fp8, {LINEAR_LOOKUP: finds_nothing})
+        with of_linear, replaced(engine.moe_lookup, {MOE_LOOKUP: finds_nothing}):
             return engine.config(problem.layer, problem.m)
 
     def job(self, problem: LayerProblem, candidate: TileConfig) -> tuple[LayerProblem, TileConfig]:
@@ -132,9 +139,17 @@ def _call_on(launches: Sequence[KernelLaunch], original: Operands, copy: Operand
     replacement = {id(original[name]): copy[name] for name in original}
     on_copy = []
     for launch in launches:
-        args = tuple(replacement.get(id(argument), argument) for argument in launch.args)
+        args = tuple(argument_on_copy(argument, replacement) for argument in launch.args)
         on_copy.append(launch._replace(args=args))
     return lambda: _start(on_copy)
+
+
+def argument_on_copy(argument: Any, replacement: Mapping[int, torch.Tensor]) -> Any:
+    """The argument on the other copy. A TMA descriptor holds the address of its tensor, so the copy gets its own."""
+    base = getattr(argument, "base", None)
+    if base is not None and id(base) in replacement:
+        return replace(argument, base=replacement[id(base)])
+    return replacement.get(id(argument), argument)
 
 
 def _start(launches: Sequence[KernelLaunch]) -> None:

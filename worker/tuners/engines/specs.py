@@ -1,11 +1,12 @@
 """Registry entries and options of the tuners of serving engines: config files of the engines' own Triton kernels.
 
-`worker/tuners/vllm.py` is such an entry; the registry finds a tuner by the name of its module.
+`worker/tuners/vllm.py` and `sglang.py` are such entries; the registry finds a tuner by the name of its module.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,9 @@ class EngineOptions(SearchOptions):
     captured_only: bool = option(False, boolean)  # no drawn routings beside the captured ones
 
 
-def engine_spec(name: str, tuner_class: str, families: tuple[str, ...]) -> TunerSpec:
+def engine_spec(
+    name: str, tuner_class: str, families: tuple[str, ...], why_not: Mapping[str, str] | None = None
+) -> TunerSpec:
     """The entry of the tuner that has the name of its engine."""
     return TunerSpec(
         name=name,
@@ -57,6 +60,7 @@ def engine_spec(name: str, tuner_class: str, families: tuple[str, ...]) -> Tuner
         software=name,
         parse_options=lambda raw: parse_options(EngineOptions, name, raw),
         families=lambda options: families,
+        why_not=why_not or {},
         cost_factor=cost_factor,
         wants_family=True,
         wants_counts=True,

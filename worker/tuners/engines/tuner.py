@@ -1,4 +1,4 @@
-"""The tuner `vllm` as the worker sees it: the search for the config files of vLLM's Triton kernels, file by file.
+"""The tuners `vllm` and `sglang` as the worker sees them: the search for an engine's config files, file by file.
 
 `EngineTuner` finds the engine and its device; `engine_file.py` searches a file. Rows carry what a config file needs
 (`triton_config`).
@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import asdict
+from abc import abstractmethod
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from worker.families import FAMILIES
 from worker.protocol import Spec
-from worker.protocol.paths import VLLM_ROOT_ENV
+from worker.protocol.paths import SGLANG_ROOT_ENV, VLLM_ROOT_ENV
 from worker.registry import parse_options
-from worker.triton_configs.engine_package import EngineDevice, ServingEngineError, detect_device, unpack_wheel
+from worker.triton_configs.engine_package import (
+    PROJECT_NAMES,
+    EngineDevice,
+    ServingEngineError,
+    detect_device,
+    unpack_wheel,
+)
 from worker.tuners.engines.engine_file import EngineFile, EngineSeeds
 from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.bucket import group_by_file
@@ -35,9 +42,12 @@ INTERPRETED_DEVICE = EngineDevice(datasheet_target(90).name, 90)
 
 
 class EngineTuner(SearchTuner):
-    """Measures configs of vLLM's Triton kernels on the first GPU."""
+    """Measures configs of an engine's Triton kernels on the first GPU."""
 
-    read_options = staticmethod(partial(parse_options, EngineOptions, "vllm"))
+    engine: ClassVar[str]
+    """The engine's package, and the tuner's name."""
+    root_variable: ClassVar[str]
+    """The environment variable that names the package, if it is not the installed one."""
     _facts: dict[str, Any]  # of all documents; since `open`, as the next
     _seeds: EngineSeeds
 
@@ -50,17 +60,18 @@ class EngineTuner(SearchTuner):
                 named_by = ""
             else:
                 device, named_by = detect_device(root)
-            source = _source_of_family(options.family, root, device)
+            source = self._source_of_family(options.family, root, device)
             engine = source.engine()
+            device = source.device
         except ServingEngineError as e:
-            raise NoDeviceError(f"the tuner vllm: {e}") from e
-        if engine.project != "vllm":
-            raise NoDeviceError(f"the tuner vllm: {root} is {engine.project}, whose kernels are others")
+            raise NoDeviceError(f"the tuner {self.engine}: {e}") from e
+        if engine.project != self.engine:
+            raise NoDeviceError(f"the tuner {self.engine}: {root} is {engine.project}, whose kernels are others")
         self._seeds = EngineSeeds(source)
         digest = engine.source_hash(source.op)
         engine_facts = {"project": engine.project, "version": engine.version, "source": digest}
         self.about = {"engine": engine_facts}
-        self._facts = {**engine_facts, "device": asdict(device), "named_by": named_by}
+        self._facts = {**engine_facts, "device": device.to_document(), "named_by": named_by}
         return source, digest
 
     def search(self, spec: Spec, context: SearchContext) -> None:
@@ -71,12 +82,13 @@ class EngineTuner(SearchTuner):
 
     def _find_root(self, options: SearchOptions) -> Path:
         """The package, or a folder that holds it. Raises ServingEngineError."""
-        configured = options.root or os.environ.get(VLLM_ROOT_ENV, "")
+        configured = options.root or os.environ.get(self.root_variable, "")
         if not configured:
-            spec = importlib.util.find_spec("vllm")
+            spec = importlib.util.find_spec(self.engine)
             if spec is None or not spec.submodule_search_locations:
                 raise ServingEngineError(
-                    "vLLM is not installed for this Python: name its folder or wheel, vllm: {root: ...}"
+                    f"{PROJECT_NAMES[self.engine]} is not installed for this Python: name its folder or wheel,"
+                    f" {self.engine}: {{root: ...}}"
                 )
             return Path(spec.submodule_search_locations[0])
         root = Path(configured)
@@ -84,10 +96,36 @@ class EngineTuner(SearchTuner):
             return root
         return unpack_wheel(root, self.cache / "engines" / self._place.slot / root.stem)
 
+    @abstractmethod
+    def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
+        """The kernels of a family; imports torch."""
 
-def _source_of_family(family: str, root: Path, device: EngineDevice) -> EngineSource:
-    from worker.tuners.engines.linear import LinearSource  # they import torch
-    from worker.tuners.engines.moe import MoeSource
 
-    sources: dict[str, type[EngineSource]] = {"a8w8_blockscale": LinearSource, "fmoe": MoeSource}
-    return sources[family](str(root), device)
+class VllmTuner(EngineTuner):
+    """Tunes vLLM's files of block-FP8 linear layers and of fused experts."""
+
+    engine = "vllm"
+    root_variable = VLLM_ROOT_ENV
+    read_options = staticmethod(partial(parse_options, EngineOptions, engine))
+
+    def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
+        from worker.tuners.engines.linear import LinearSource
+        from worker.tuners.engines.moe import MoeSource
+
+        sources: dict[str, type[EngineSource]] = {"a8w8_blockscale": LinearSource, "fmoe": MoeSource}
+        return sources[family](str(root), device)
+
+
+class SglangTuner(EngineTuner):
+    """Tunes SGLang's files of fused experts."""
+
+    engine = "sglang"
+    root_variable = SGLANG_ROOT_ENV
+    read_options = staticmethod(partial(parse_options, EngineOptions, engine))
+
+    def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
+        import triton
+
+        from worker.tuners.engines.sglang_moe import SglangMoeSource
+
+        return SglangMoeSource(str(root), replace(device, triton=triton.__version__))

@@ -134,7 +134,8 @@ class FileSearch(ABC):
         for bucket, next_bucket in itertools.pairwise(with_end):
             assert bucket is not None
             for task in bucket.points:  # winners of the buckets before are known by now
-                self._put_first(task, self._first_configs(task))
+                if task.search is not None:
+                    self._put_first(task, self._first_configs(task))
             self.tune_bucket(bucket, tasks_of(next_bucket.points) if next_bucket else [])
 
     def weight(self, m: int) -> float:
@@ -243,8 +244,10 @@ class BucketSearch:
     def search(self, following: Sequence[ShapeTask]) -> None:
         """Search the points, and keep the leaders of each and its config of today. Each search teaches the next."""
         for number, task in enumerate(self.points, 1):
+            if task.search is None:
+                self.configs.setdefault(task.today.name, task.today)
+                continue
             self.file.start_shape(task)
-            assert task.search is not None
             if self.file.last_ranker is not None:
                 task.search.ranker.learn_from(self.file.last_ranker)
             search = ProblemSearch(self.file.context, task.search, [*tasks_of(self.points[number:]), *following])

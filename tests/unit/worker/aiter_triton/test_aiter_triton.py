@@ -34,11 +34,12 @@ DEFAULT = {"DEFAULT.json": {"M_LEQ_16": values(), "any": values(32, NUM_KSPLIT=2
 OLD = "today"
 
 
-def test_an_m_is_measured_with_the_others_of_its_bucket_and_with_the_bound() -> None:
+def test_an_m_is_measured_with_the_others_of_its_bucket_and_with_both_ends() -> None:
     weights = {20: 3.0, 48: 10.0, 16: 1.0, 1000: 2.0}
-    assert points_of_buckets(weights, {m: bucket_of(m, (16, 64, 256), "any") for m in weights}) == {
-        "M_LEQ_16": [Point(16, 1.0)],  # the bound is one of the workload's
-        "M_LEQ_64": [Point(48, 10.0), Point(20, 3.0), Point(64, 0.0)],  # the most weighty first
+    bounds = (16, 64, 256)
+    assert points_of_buckets(weights, {m: bucket_of(m, bounds, "any") for m in weights}, bounds) == {
+        "M_LEQ_16": [Point(16, 1.0), Point(1, 0.0)],  # the bound is one of the workload's
+        "M_LEQ_64": [Point(48, 10.0), Point(20, 3.0), Point(64, 0.0), Point(17, 0.0)],  # the most weighty first
         "any": [Point(1000, 2.0)],  # no bound lies beyond the last
     }
 
@@ -96,8 +97,8 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
         assert row["errRatio"] <= 0.05
         assert row["kernelName"].startswith("config_" if d["values"] is None else tile_config(d["values"]).name)
         points = {p[0]: p for p in d["points"]}
-        weights = {m: 9 if m == 20 else 1, bound: 0}
-        assert {p[0]: p[1] for p in d["points"]} == weights, "each row has its own M and the bound"
+        weights = {m: 9 if m == 20 else 1, bound: 0, 1 if m == 5 else 17: 0}
+        assert {p[0]: p[1] for p in d["points"]} == weights, "each row has its own M and both ends"
         assert d["old"][points[m][5]] == DEFAULT["DEFAULT.json"]["M_LEQ_16" if m == 5 else "any"]
         assert all(p[2] > 0 for p in d["points"]), "today's config was measured too"
         assert {p[6] for p in d["points"]} == {""}, "fused operators are for the default's"

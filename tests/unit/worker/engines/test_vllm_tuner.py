@@ -277,10 +277,13 @@ def test_the_files_configs_are_winners_and_those_that_come_near_with_other_rows(
     from worker.tuners.engines.engine_file import KeySearch
 
     tiles = [values(64, 64), values(64, 32), values(16, 64), values(32, 64), values(16, 32)]
-    task: Any = SimpleNamespace(search=SimpleNamespace(candidates=[tile_config(tile) for tile in tiles]))
+    search_task = SimpleNamespace(candidates=[tile_config(tile) for tile in tiles])
+    task: Any = SimpleNamespace(search=search_task, problem=SimpleNamespace(is_sustained=False))
     us = dict(enumerate([10.0, 10.1, 10.9, 11.5, 10.8]))
     search: Any = SimpleNamespace(measured={i: SimpleNamespace(us=us[i]) for i in us})
     assert KeySearch.choose_finalists(cast("KeySearch", None), task, search) == [0, 4]
+    task.problem.is_sustained = True
+    assert KeySearch.choose_finalists(cast("KeySearch", None), task, search) == [0]
 
 
 class OwnPool:
@@ -376,10 +379,10 @@ def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(
 
     import torch
 
-    from worker.tuners.engines.tuner import EngineTuner
+    from worker.tuners.engines.tuner import VllmTuner
 
-    def tuner(root: Path) -> EngineTuner:
-        made = EngineTuner()
+    def tuner(root: Path) -> VllmTuner:
+        made = VllmTuner()
         made.configure({"family": "a8w8_blockscale", "root": str(root)}, Place(node_dir=tmp_path))
         return made
 

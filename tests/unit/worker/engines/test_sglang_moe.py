@@ -1,0 +1,249 @@
+"""The tuner sglang: pairs of configs as one, the layout that a pair needs, the search for pairs; both products of the
+engine's own kernel in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.errors import InputError
+from orchestrator.families import check_family, get_tuner
+from tests.kits.worker import answers_of
+from tests.support.engines import H200, MI355X, tree
+from tests.support.search_standin import Kit, StandIn, Timer
+from worker.families import tuner_of
+from worker.protocol import SpecShape
+from worker.triton_configs.cutting import cut_ranges, unite_points
+from worker.triton_configs.pair import join_pair, needs_down_file, split_pair
+from worker.triton_configs.point_record import PointRecord, values_of
+from worker.tuners.search.measuring_process import MeasuringProcess
+from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.search.source import CompileFacts
+from worker.tuners.search.target import datasheet_target
+from worker.tuners.search.tile_config import tile_config
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from tests.unit.worker.engines.test_vllm_moe import BF16, BLOCK, CPU, KEY, TENSOR, values
+from tests.unit.worker.engines.test_vllm_tuner import OwnPool
+from worker.tuners.engines import engine_file
+from worker.tuners.engines.moe_problem import MoeProblem
+from worker.tuners.engines.sglang_moe import SglangMoeSource
+from worker.tuners.engines.source import argument_on_copy
+from worker.tuners.engines.specs import EngineOptions
+
+TMA = {"USE_TMA": True}
+PAIR = join_pair(values(64, 128), values(64, 256, **TMA))
+
+
+def problem(**changes: Any) -> MoeProblem:
+    return replace(SglangMoeSource("", H200).problem("fmoe", {**KEY, **changes}, "sm_90"), label="uniform")
+
+
+ENTRIES = st.builds(
+    lambda m, n, tma: {**values(m, n), **({"USE_TMA": tma} if tma is not None else {})},
+    st.sampled_from([16, 64]), st.sampled_from([32, 64]), st.sampled_from([None, False, True]),
+)  # fmt: skip
+
+
+@given(ENTRIES, ENTRIES | st.none())
+def test_two_entries_are_one_config_and_come_back_as_the_engine_launches_them(up: Any, down: Any) -> None:
+    def launched(entry: Any) -> Any:
+        return {**entry, "USE_TMA": entry.get("USE_TMA", False)}
+
+    joined = join_pair(up, down)
+    one, two = split_pair(joined)
+    assert launched(one) == launched(up)
+    if down is None:
+        assert launched(two) == {**launched(up), "USE_TMA": False}, "SGLang's rule without a file of its own"
+    else:
+        assert launched(two) == {**launched(down), "BLOCK_SIZE_M": up["BLOCK_SIZE_M"]}
+    assert join_pair(one, two) == joined
+    assert needs_down_file(joined) == (launched(two) != {**launched(up), "USE_TMA": False} or launched(up)["USE_TMA"])
+
+
+def test_a_pair_is_named_whole_and_its_rows_are_its_tuners() -> None:
+    name = tile_config(PAIR, "sglang_").name
+    assert name == "sglang_64x128x128_g1_w4_s2_down_-x256x128_g1_w4_s2_USE_TMA=True"
+    assert tuner_of(name) == "sglang"
+
+
+def test_linear_layers_are_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match=r"does not tune family a8w8_blockscale; it tunes fmoe: .* DeepGEMM before"):
+        check_family(get_tuner("sglang"), "a8w8_blockscale", {})
+
+
+def test_today_is_what_a_server_does_with_the_files_of_its_triton() -> None:
+    engine = SglangMoeSource(str(tree("sglang")), replace(H200, triton="3.6.0")).engine()
+    exact = problem(expert=512, inter_dim=128, model_dim=4096, topk=10).layer
+    folders = [path.parent.name for path in (engine.file_read(exact), engine.down_file_read(exact)) if path]
+    assert folders == ["triton_3_6_0", "triton_3_6_0"]
+    assert engine.config(exact, 1024)["down.USE_TMA"]
+    older = problem(expert=128, inter_dim=384, model_dim=4096, topk=8).layer
+    assert [path.parent.name for path in (engine.file_read(older), engine.down_file_read(older)) if path] == [
+        "triton_3_2_0"
+    ]
+    assert not needs_down_file(engine.config(older, 256))
+    assert engine.folders(older)[0].name == "triton_3_6_0"
+    none = problem(**BF16, expert=32, inter_dim=1792, model_dim=2048, topk=4)
+    source = SglangMoeSource(str(tree("sglang")), H200)
+    assert engine.config(none.layer, 256) == source.default_config(replace(none, m=256))
+
+
+@pytest.mark.parametrize(
+    ("part", "config", "flags"),
+    [
+        ("", values(), [(False, False, False), (False, False, False)]),
+        ("", values(**TMA), [(False, False, True), (False, False, False)]),
+        ("", PAIR, [(True, False, False), (False, True, True)]),
+        ("up", values(**TMA), [(True, False, True)]),
+        ("down", values(**TMA), [(False, True, True)]),
+    ],
+)
+def test_a_second_product_with_tma_changes_the_kernel_of_the_first(part: str, config: Any, flags: Any) -> None:
+    source = SglangMoeSource(str(tree("sglang")), H200)
+    p = replace(problem(), part=part)
+    inputs = source.inputs(p, CPU, 0, 0)
+    operands = source.operands(inputs)
+    launches = source.launches(p, config, operands, inputs.output())
+    descriptors = [(x.named["c_sorted"], x.args[1] is not None, x.args[3] is not None) for x in launches]
+    assert descriptors == flags
+    other = source.operands(inputs.copy())
+    for argument in (argument for launch in launches for argument in launch.args if hasattr(argument, "block_shape")):
+        name = next(name for name, tensor in operands.items() if tensor is argument.base)
+        moved = argument_on_copy(argument, {id(operands[name]): other[name]})
+        assert (moved.base is other[name], moved.block_shape) == (True, argument.block_shape)
+
+
+class PairedDevice(StandIn):
+    """A device on which a second product with TMA is much faster, with 64 rows the fastest."""
+
+    def prepare(self, problem: Any, seed: int, rotate_bytes: int, tick: object) -> str:
+        self.part = problem.part
+        return ""
+
+    def timer(self, loaded: Any) -> Timer:
+        up, down = split_pair(loaded.candidate.values)
+        rows_off = abs(up["BLOCK_SIZE_M"] - 64) / 64
+        up_us = 20 + 2 * rows_off + (up["BLOCK_SIZE_N"] != 128) + (not up.get("USE_TMA"))
+        down_us = 15 + 2 * rows_off + (down["BLOCK_SIZE_N"] != 64) - 6 * bool(down.get("USE_TMA"))
+        return Timer({"up": up_us, "down": down_us}.get(self.part, up_us + down_us))
+
+
+def serve(conn: Any) -> None:
+    MeasuringServer(conn, lambda: PairedDevice({}, "")).serve()
+
+
+def test_a_pair_of_one_block_size_m_is_found_and_measured_as_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Source(SglangMoeSource):
+        def compile(self, job: Any, target: Any) -> CompileFacts:
+            return CompileFacts(1024, None, 0, repr(job))
+
+    monkeypatch.setattr(engine_file, "LEAST_EXTRA_S", 0.0)
+    monkeypatch.setattr(engine_file, "EXTRA_SHARE", 0.0)
+    kit = Kit(tmp_path, {}, search="fast", family="fmoe", max_candidates=40)
+    kit.measurer.end()
+    kit.pool.close()
+    source = Source(str(tree("sglang")), H200)
+    measurer = MeasuringProcess(serve, {}, 20)
+    measurer.restart()
+    options = EngineOptions(**asdict(kit.options))
+    context = replace(kit.context, source=source, measurer=measurer, pool=cast("Any", OwnPool(source)), options=options)
+    key = {**KEY, **BF16, "token": 1024, "expert": 32, "inter_dim": 1792, "model_dim": 2048, "topk": 4}
+    engine_file.EngineFile(context, engine_file.EngineSeeds(source), {"project": "sglang"}).run([SpecShape(1, key)])
+    measurer.end()
+    records = [PointRecord.from_document(m["point"]) for m in kit.messages if m["type"] == "point_timed"]
+    (first, *_) = cut_ranges(unite_points(r.point for r in records if r.m == 1024))
+    up, down = split_pair(values_of(records)[first.config])
+    assert (up["BLOCK_SIZE_M"], up["BLOCK_SIZE_N"], up["USE_TMA"]) == (64, 128, True)
+    assert (down["BLOCK_SIZE_M"], down["BLOCK_SIZE_N"], down["USE_TMA"]) == (64, 64, True)
+    (tuned,) = [m["row"] for m in kit.messages if m["type"] == "shape_tuned"]
+    assert tuned["us"] == pytest.approx(29.0, abs=0.1)
+
+
+CODE = """
+import json, sys
+from dataclasses import replace
+import torch
+from worker.triton_configs.engine_package import EngineDevice
+from worker.tuners.common.operands import error_ratio, poison
+from worker.tuners.engines.sglang_moe import SglangMoeSource
+from worker.tuners.search.compiling import compile_candidate
+from worker.tuners.search.target import datasheet_target
+from worker.tuners.search.tile_config import tile_config
+what, root, given = sys.argv[1:]
+target = datasheet_target(90)
+source = SglangMoeSource(root, EngineDevice("NVIDIA H200", 90))
+for key, dtype, part, values in json.loads(given):
+    p = source.problem("fmoe", key, target.gfx)
+    p = replace(p, dtype=dtype or p.dtype, label="zipf1", part=part)
+    if what == "compile":
+        status, detail, f = compile_candidate(source, target, source.job(p, tile_config(values)))
+        print(json.dumps([status, detail, f and f.hash]))
+        continue
+    sets = [source.inputs(p, torch.device("cpu"), 0, draw) for draw in (0, 1)]
+    out = sets[0].output()
+    calls = source.launch(p, tile_config(values), [source.operands(s) for s in sets], out)
+    errs = []
+    for call, made in zip(calls, sets):
+        poison([out])
+        call()
+        start = 0
+        for reference in made.reference():
+            end = start + reference.numel()
+            errs.append(error_ratio(out[start:end].view_as(reference), reference))
+            start = end
+    print(json.dumps(errs))
+"""
+SMALL = {**KEY, "token": 3, "model_dim": 128, "expert": 4}
+
+
+def asked(what: str, folder: Path, *given: tuple[dict[str, Any], str, str, dict[str, Any]]) -> list[Any]:
+    """Run the code above: an answer for each (key, dtype, part, config)."""
+    words = (what, str(tree("sglang")), json.dumps(given))
+    return answers_of(CODE, *words, cache=folder / "cache", interpreted=what == "run")
+
+
+def test_both_products_are_right(tmp_path: Path) -> None:
+    """In the interpreter, which takes bfloat16 for integers: that is run in float32. (Triton 3.9 cannot swap the
+    operands of block FP8 below 64 rows.) The first product of a pair's timed copies stays in the order of experts."""
+    block, tensor, bf16 = ({**SMALL, **quant} for quant in (BLOCK, TENSOR, BF16))
+    found = asked(
+        "run",
+        tmp_path,
+        (block, "", "", values(16, 32)),
+        (block, "", "", join_pair(values(16, 32), values(16, 16, **TMA))),
+        (block, "", "", join_pair(values(64, 64, **TMA), values(64, 128, **TMA))),
+        (block, "", "down", values(16, 32, **TMA)),
+        (tensor, "", "", join_pair(values(16, 64), values(16, 32, 64))),
+        (bf16, "float32", "", values(16, 64)),
+    )
+    alike, pair = [0.0] * 4, [0.0, 0.0, 1.0, 0.0]
+    assert found == [alike, pair, pair, [0.0] * 2, alike, alike]
+
+
+def test_pairs_compile_for_a_chip_that_is_not_here(tmp_path: Path) -> None:
+    parts = [("", values(16, 32)), ("", PAIR), ("up", values(64, 128)), ("down", values(64, 256, **TMA))]
+    found = asked("compile", tmp_path, *[({**SMALL, **BF16}, "", part, config) for part, config in parts])
+    assert [status for status, _, _ in found] == ["ok"] * 4, found
+    assert len({code for _, _, code in found}) == 4
+
+
+def test_other_devices_have_no_pairs_and_one_m_of_many_shares_its_kernels() -> None:
+    source = SglangMoeSource("", H200)
+    assert source.has_pairs(datasheet_target(90))
+    assert not SglangMoeSource("", MI355X).has_pairs(datasheet_target("gfx950"))
+    assert [source.compile_problem(replace(problem(expert=64), m=m)).m for m in (256, 512, 1024, 1537)] == [
+        256,
+        512,
+        528,
+        529,
+    ]

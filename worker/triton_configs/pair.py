@@ -1,0 +1,55 @@
+"""The config of both products of fused experts as one flat config, and the entries of the two files that hold it. Pure.
+
+SGLang reads the first product's config from `NAME.json` and the second's from `NAME_down.json`. Here the two are one
+config, so that it is measured, ranked, cut and merged as any other:
+
+    {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, ...}                           one config for both products
+    {"BLOCK_SIZE_M": 64, ..., "down.BLOCK_SIZE_N": 256, ..., "down.USE_TMA": True}                      a pair
+
+Both products share one sorting of the tokens, and so BLOCK_SIZE_M. Without a file `_down` SGLang takes the first
+product's config without TMA for the second, which is what a config without keys of its own for it means here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DOWN = "down."
+"""The beginning of the second product's keys."""
+TMA = "USE_TMA"
+"""The key by which a product loads its operands through TMA descriptors."""
+ROWS = "BLOCK_SIZE_M"
+Values = dict[str, Any]
+
+
+def split_pair(values: Mapping[str, Any]) -> tuple[Values, Values]:
+    """The entries of the file and of the file `_down`."""
+    up = {key: value for key, value in values.items() if not key.startswith(DOWN)}
+    down = {key.removeprefix(DOWN): value for key, value in values.items() if key.startswith(DOWN)}
+    if not down:
+        return up, _without_tma(up)
+    return up, {ROWS: up[ROWS], **down}
+
+
+def join_pair(up: Mapping[str, Any], down: Mapping[str, Any] | None) -> Values:
+    """The config of two entries; None: there is no file `_down`."""
+    values = dict(up)
+    if not values.get(TMA):
+        values = _without_tma(values)
+    if down is None or (_without_tma({**down, ROWS: up[ROWS]}) == _without_tma(up) and not down.get(TMA)):
+        return values
+    for key, value in down.items():
+        if key != ROWS and (key, bool(value)) != (TMA, False):
+            values[DOWN + key] = value
+    return values
+
+
+def needs_down_file(values: Mapping[str, Any]) -> bool:
+    """True for a config that one file cannot say. SGLang hands TMA of a lone file on to the second product, which would
+    be another config."""
+    return TMA in values or any(key.startswith(DOWN) for key in values)
+
+
+def _without_tma(values: Mapping[str, Any]) -> Values:
+    return {key: value for key, value in values.items() if key != TMA}
