@@ -16,6 +16,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import check_family, get_tuner
 from tests.kits.worker import answers_of
 from tests.support.engines import H200, MI355X, tree
+from tests.support.marks import WITH_ENGINE
 from tests.support.search_standin import Kit, StandIn, Timer
 from worker.families import tuner_of
 from worker.protocol import SpecShape
@@ -38,6 +39,7 @@ from worker.tuners.engines.sglang_moe import SglangMoeSource
 from worker.tuners.engines.source import argument_on_copy
 from worker.tuners.engines.specs import EngineOptions
 
+pytestmark = WITH_ENGINE
 TMA = {"USE_TMA": True}
 PAIR = join_pair(values(64, 128), values(64, 256, **TMA))
 
