@@ -12,6 +12,7 @@ for the second product of experts as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,6 @@ from worker.families import FAMILIES
 from worker.triton_configs.engine_package import CONFIG_FOLDERS, EnginePackage, Layer
 from worker.tuners.engines.lookups import EngineConfigFile
 
-SCHEMES: dict[str, tuple[str, tuple[int, int] | None]] = {
-    "QuantType.No": ("", None),
-    "QuantType.per_Tensor": ("fp8_w8a8", None),
-    "QuantType.per_1x128": ("fp8_w8a8", (128, 128)),
-}
-"""(dtype, block) in the names of files by the column q_type."""
 FAMILIES_WITH_FILES = ("a8w8_blockscale", "fmoe")
 
 
@@ -50,10 +45,8 @@ def read_layers(source: Path) -> list[Layer]:
 
 def _layer_of(columns: Mapping[str, Any]) -> Layer:
     """The layer of key columns, with what its file's name says and no more."""
-    if "inter_dim" not in columns:
-        return Layer("linear", int(columns["N"]), int(columns["K"]), dtype="fp8_w8a8", block=(128, 128))
-    dtype, block = SCHEMES.get(str(columns["q_type"]), (str(columns["q_type"]), None))
-    return Layer("moe", int(columns["inter_dim"]), e=int(columns["expert"]), dtype=dtype, block=block)
+    layer = Layer.from_key(columns)
+    return replace(layer, k=0, topk=0) if layer.e else layer
 
 
 def cover(package: EnginePackage, layers: Sequence[Layer], device: str | None) -> list[dict[str, Any]]:

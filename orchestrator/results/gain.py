@@ -84,39 +84,23 @@ def gain_of_engine(run: Path, calls: Mapping[Key, float], family: Family) -> Wor
 
     An M that was not measured is left out. The spread is not known. Raises InputError.
     """
-    times: dict[tuple[object, ...], tuple[float, float]] = {}
+    times: dict[tuple[int, Layer], tuple[float, float]] = {}
     for (_, layer), rows in measured_of_run(run).items():
         for row in rows:
             pairs = [pair for pair in row.times.values() if pair[0] > 0]
             if pairs:
-                times[_sizes_of_layer(row.m, layer)] = (fmean(old for old, _ in pairs), fmean(new for _, new in pairs))
+                times[row.m, layer] = (fmean(old for old, _ in pairs), fmean(new for _, new in pairs))
     gains = []
     left_out = []
     for key, count in calls.items():
-        pair = times.get(_sizes_of_key(key, family))
+        columns = family.named_key(key)
+        pair = times.get((int(columns[family.m_column]), Layer.from_key(columns)))
         if pair is None:
             left_out.append(key)
         else:
             gains.append(ShapeGain(key, count, *pair))
     gains.sort(key=lambda gain: -gain.won_us)
     return WorkloadGain(tuple(gains), tuple(left_out))
-
-
-def _sizes_of_layer(m: int, layer: Layer) -> tuple[object, ...]:
-    """The values that tell a shape of an engine's layer from others; as `_sizes_of_key`."""
-    if layer.op == "moe":
-        return (m, layer.k, layer.n, layer.e, layer.topk, bool(layer.dtype), bool(layer.block))
-    return (m, layer.n, layer.k)
-
-
-def _sizes_of_key(key: Key, family: Family) -> tuple[object, ...]:
-    """The values that tell a shape of a run of an engine's tuner from others."""
-    named = family.named_key(key)
-    if not family.two_stages:
-        return tuple(named[name] for name in "MNK")
-    sizes = [named[name] for name in ("token", "model_dim", "inter_dim", "expert", "topk")]
-    scale = str(named["q_type"])
-    return (*sizes, scale != "QuantType.No", "x128" in scale)
 
 
 def gain_of_workload(

@@ -60,7 +60,7 @@ class Browser:
         return [str(params.get("request", params)["url"]) for params in sent]
 
     def _log(self, kind: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
+        found: list[dict[str, Any]] = self.driver.get_log(kind)
         return found
 
 

@@ -16,6 +16,7 @@ from tests.waiting import wait_until
 
 RUNBOOK = ["M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us"]
 QUICK = ("--sample", "0.02", "-O", "rotate_mb=1")
+ONCE = ("--repeats", "1", "--extra", "0")
 
 
 def local(bench: Bench, extra: str = "") -> None:
@@ -34,7 +35,7 @@ def args(bench: Bench, *more: str) -> list[str]:
 def test_without_named_backends_aiters_triton_gemms_are_measured_where_aiter_is(bench: Bench, has_aiter: bool) -> None:
     root = make_operators(bench.root / "tree", "new") if has_aiter else bench.root / "none"
     local(bench, f"    aiter: {{root: {root}}}\n")
-    done = bench.run("bench", *args(bench, "--json")).ok()
+    done = bench.run("bench", *args(bench, *ONCE, "--json")).ok()
     told = done.json()
     measured = {r["backend"] for r in told["rows"] if r["status"] in ("ok", "unstable")}
     assert measured == ({"aiter-triton"} if has_aiter else {"torch"})
@@ -107,7 +108,7 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
     local(bench)
     stacks = {name: venv(bench.root / name) for name in ("golden", "tot")}
     envs = [word for name, python in stacks.items() for word in ("--env", f"{name}={python}")]
-    done = bench.run("bench", *args(bench, "-b", "torch", *envs)).ok()
+    done = bench.run("bench", *args(bench, "-b", "torch", "--repeats", "2", "--extra", "0", *envs)).ok()
     assert "golden: torch" in done.out
     folder = bench.paths.root
     golden, tot = (

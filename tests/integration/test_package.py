@@ -40,14 +40,15 @@ def test_the_wheel_has_what_the_program_needs_and_no_tests(dist: Path) -> None:
 def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an empty environment into which the wheel was installed with all that it depends on."""
     folder = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     install(folder / "bin", dist / WHEEL)
     return folder / "bin"
 
 
 def install(bin_: Path, *words: str | Path) -> None:
-    # compiling every module that it depends on takes longer than all the rest
-    argv = [bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", *words]
+    # by the pip of this Python; compiling every module that it depends on takes longer than all the rest
+    argv: list[str | Path] = [sys.executable, "-m", "pip", "--python", bin_ / "python", "install", "--no-compile"]
+    argv += ["--quiet", "--disable-pip-version-check", *words]
     subprocess.run(argv, check=True)
 
 

@@ -23,9 +23,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from orchestrator import events as ev
 from orchestrator.cli.main import main
@@ -39,8 +38,7 @@ from tests.waiting import PATIENCE_S, wait_until
 R = TypeVar("R", bound=ev.Record)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """A command that ended."""
 
     code: int

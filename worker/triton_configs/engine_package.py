@@ -70,6 +70,14 @@ class EngineDevice:
         return torch.float8_e4m3fnuz if str(self.arch).startswith("gfx94") else torch.float8_e4m3fn
 
 
+SCHEMES: dict[str, tuple[str, tuple[int, int] | None]] = {
+    "QuantType.No": ("", None),
+    "QuantType.per_Tensor": ("fp8_w8a8", None),
+    "QuantType.per_1x128": ("fp8_w8a8", (128, 128)),
+}
+"""(dtype, block) in the names of files by the column q_type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A layer (GEMM of a model) that has one config file.
@@ -90,6 +98,16 @@ class Layer:
     """As in file names, `fp8_w8a8`; "" for bf16."""
     block: tuple[int, int] | None = None
     """N and K of a block that has one scale; None without blocks."""
+
+    @classmethod
+    def from_key(cls, columns: Mapping[str, Any]) -> Layer:
+        """The layer of a shape's key columns (families a8w8_blockscale and fmoe). A size that is not named is 0."""
+        if "inter_dim" not in columns:
+            return cls("linear", int(columns["N"]), int(columns["K"]), dtype="fp8_w8a8", block=(128, 128))
+        scheme = str(columns["q_type"])
+        dtype, block = SCHEMES.get(scheme, (scheme, None))
+        n, k, experts, topk = (int(columns.get(name, 0)) for name in ("inter_dim", "model_dim", "expert", "topk"))
+        return cls("moe", n, k, experts, topk, dtype, block)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Layer:

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from orchestrator.bench import request
 from orchestrator.bench.image_passes import one_slot
 from orchestrator.bench.request import config_sets, parse_sides
-from orchestrator.cli.app import app
 from orchestrator.cli.driving import finish_run
 from orchestrator.cli.printer import finish_page
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, redacted
+from tests.kits.fleet import command
 from tests.kits.results import A8W8, DEVICE, Run, row
 from tests.standins.aiter.config_files import tree, values
 from worker.families import BATCHED
@@ -56,10 +55,9 @@ def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["bench", "--plan", "--json"])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "the FP4 guide's 15 shapes" in done.stderr
-    assert json.loads(done.stdout)["asked"] == 15
+    done = command("bench", "--plan", "--json").ok()
+    assert "the FP4 guide's 15 shapes" in done.err
+    assert done.json()["asked"] == 15
 
 
 def test_switches_follow_the_interpreter_or_image_and_reach_the_workers(tmp_path: Path) -> None:
@@ -149,8 +147,6 @@ def test_the_compare_line_and_the_records_have_the_order_of_env(
     sides = words[words.index("compare") + 1 :]
     assert [Path(side).stem for side in sides] == ["golden", "tot"]
     assert [json.loads((paths.root / f"{n}.env.json").read_text())["side"] for n in ("golden", "tot")] == [1, 2]
-    typed = CliRunner().invoke(app, ["compare", *sides])
-    assert (typed.exit_code, "+102.7 %" in typed.stdout) == (1, True)
-    swapped = CliRunner().invoke(app, ["compare", *reversed(sides)])
-    assert isinstance(swapped.exception, InputError)
-    assert "in the bench r1 the golden side here (tot) was --env number 2" in str(swapped.exception)
+    assert "+102.7 %" in command("compare", *sides).failed_with(1).out
+    swapped = "in the bench r1 the golden side here (tot) was --env number 2"
+    command("compare", *reversed(sides)).failed_with(2, swapped)

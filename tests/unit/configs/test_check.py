@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
 from orchestrator.configs import check as checking
 from orchestrator.configs.check import CompiledBucket, check, chips_of
 from orchestrator.configs.lint import lint, lint_content
 from orchestrator.errors import InputError
 from orchestrator.image import image_files
+from tests.kits.fleet import command
 from tests.standins.aiter.config_files import tree, values
 from worker.triton_configs.config_file import parse_config_file
 from worker.triton_configs.kinds import BY_NAME
@@ -58,9 +57,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[CompiledBucket]:
     return given
 
 
-def run(*args: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["configs", "check", "--build", *args])
-    return done.exit_code, done.output + (str(done.exception) if isinstance(done.exception, InputError) else "")
+def run(*args: object) -> tuple[int, str]:
+    done = command("configs", "check", "--build", *args)
+    return done.code, done.out + done.err
 
 
 def test_every_bucket_is_compiled_for_its_last_m_and_errors_end_with_1(

@@ -141,13 +141,17 @@ def test_mistakes_name_the_way_out_and_leave_no_branch(
     assert [git(folder, "branch") for folder in (vllm, aiter)] == ["* main\n", "* main\n"]
 
 
-def test_both_files_of_sglangs_experts_have_one_table(tmp_path: Path) -> None:
-    device = EngineDevice("NVIDIA H200", 90, "3.6.0")
-    layer = Layer("moe", 128, 4096, 512, 10, "fp8_w8a8", (128, 128))
-    onto = repository(tmp_path / "sglang", copy("sglang", tmp_path / "wheel"))
-    run = engine_run(tmp_path / "run", layer, device, {(64, "uniform"): (20.0, 17.0)}, project="sglang")
-    document = publish(run, "--onto", onto)
-    names = sorted(Path(name).name.rpartition("]")[2] for name in document["files"])
-    assert names == [".json", "_down.json"]
-    assert {Path(name).parent.name for name in document["files"]} == {"triton_3_6_0"}
-    assert document["body"].count("| 64 | 20.00 | 17.00 | -15.0 % |") == 1
+def test_sglang_gets_both_files_of_a_pair_and_the_sections_of_its_pull_requests(tmp_path: Path) -> None:
+    sglang = repository(tmp_path / "sglang", copy("sglang", tmp_path / "wheel"))
+    pair = {**NEW, "USE_TMA": True, **{f"down.{name}": value for name, value in NEW.items()}, "down.USE_TMA": True}
+    pair.pop("down.BLOCK_SIZE_M")
+    layer, device = Layer("moe", 1792, 2048, 32, 4), EngineDevice("NVIDIA H200", 90, "3.6.0")
+    run = engine_run(tmp_path / "run", layer, device, OF_LINEAR, project="sglang", new=pair)
+    document = publish(run, "--onto", sglang)
+    up_file, down_file = (file.rpartition("configs/")[2] for file in document["files"])
+    assert up_file == "triton_3_6_0/E=32,N=1792,device_name=NVIDIA_H200.json"
+    assert down_file == up_file.replace(".json", "_down.json")
+    assert [row["M"] for row in document["rows"]] == [64, 96, 512]
+    for line in ("## Modifications\n\n- `sglang/srt", "| M | default (us) |", "python3 -m sglang.bench_serving"):
+        assert line in document["body"], line
+    assert document["body"].count("| 64 | 20.00 | 17.00 | -15.0 % |") == 1, "one table for both files"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
-from orchestrator.errors import EngineError, InputError
+from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.image.build import Recipe
 from orchestrator.image.fixes import aiter_lines
 from orchestrator.inventory.model import AiterSection, Node
 from orchestrator.machines.facts import NodeFacts
+from tests.kits.fleet import Done, command
 from tests.standins.aiter import make_tree
 
 
@@ -76,22 +74,19 @@ def test_what_is_refused(kw: dict[str, Any], told: str) -> None:
     assert "hunter2" not in str(e.value), "a secret is never repeated"
 
 
-def image(*args: str) -> str:
-    result = CliRunner().invoke(app, ["image", *args])
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+def image(*args: object) -> Done:
+    return command("image", *args)
 
 
 def test_the_inventory_says_image_and_chip(tmp_path: Path) -> None:
     inventory, out = tmp_path / "inv.yaml", tmp_path / "folder"
     node = "transport: ssh, engine: docker, image: my/aiter:2, gfx: gfx950, cu_num: 256"
     inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node}}}\n")
-    told = image("build", "--render", "-i", str(inventory), "--base", "b", "-o", str(out))
-    assert told == f"written: {out}; build it with: sh {out}/build.sh\n"
+    told = image("build", "--render", "-i", inventory, "--base", "b", "-o", out).ok()
+    assert told.out == f"written: {out}; build it with: sh {out}/build.sh\n"
     assert sorted(os.listdir(out)) == ["Dockerfile", "build.sh"]
     assert "--tag my/aiter:2" in (out / "build.sh").read_text()
-    assert "GPU_ARCHS=gfx950" in image("build", "--render", "-i", str(inventory), "--base", "b")
+    assert "GPU_ARCHS=gfx950" in image("build", "--render", "-i", inventory, "--base", "b").ok().out
     subprocess.run(["sh", "-n", out / "build.sh"], check=True)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-S", "warning", out / "build.sh"], check=True)
@@ -101,8 +96,7 @@ def test_the_inventory_says_image_and_chip(tmp_path: Path) -> None:
         (("-i", str(inventory), "--tag", "t", "--node", "c"), "has no node 'c'"),
         (("--tag", "t", "--node", "c"), "--node needs the inventory"),
     ):
-        with pytest.raises(InputError, match=says):
-            image("build", "--base", "b", *args)
+        image("build", "--base", "b", *args).failed_with(2, says)
 
 
 def test_a_build_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,13 +113,12 @@ def test_a_build_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "code").write_text("0")
     args = ("build", "--base", "b", "--tag", "x/y:1", "--gfx", "gfx950", "--network", "host", "--no-cache")
     said = ["Step 1", "red warning", "built x/y:1: sha256:abc"]
-    assert image(*args).splitlines() == [f"[this machine] {line}" for line in said]
+    assert image(*args).ok().out.splitlines() == [f"[this machine] {line}" for line in said]
     call = (tmp_path / "calls").read_text().splitlines()[0]
     assert call == f"{tmp_path}/.gemmfleet/images/x-y-1 build --tag x/y:1 --network host --no-cache ."
-    assert json.loads(image(*args, "--json")) == {"image": "x/y:1", "built": {"this machine": "sha256:abc"}}
+    assert image(*args, "--json").ok().json() == {"image": "x/y:1", "built": {"this machine": "sha256:abc"}}
     (tmp_path / "code").write_text("3")
-    with pytest.raises(EngineError, match=r"(?s)the build failed .*build\.sh repeats it.*red warning"):
-        image(*args)
+    image(*args).failed_with(3, "the build failed ", "build.sh repeats it", "red warning")
 
 
 def test_the_fixes_that_a_node_needs_are_known_before_a_worker_starts(tmp_path: Path) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.compare import Simulated, rates
-from orchestrator.cli.app import app
-from orchestrator.errors import InputError
 from orchestrator.results.verdicts import Floats, judge
+from tests.kits.fleet import Done, command
 
 HEADER = "kernel,B,M,N,K,us,run"
 
@@ -37,17 +36,12 @@ def golden(tmp_path: Path) -> Path:
     return results(tmp_path / "golden.csv")
 
 
-def compare(*args: object) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr); a user's fault raises."""
-    result = CliRunner().invoke(app, ["compare", *map(str, args)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
+def compare(*args: object) -> Done:
+    return command("compare", *args)
 
 
 def document(*args: object) -> dict[str, Any]:
-    found = json.loads(compare(*args, "--json")[1])
-    assert isinstance(found, dict)
+    found: dict[str, Any] = compare(*args, "--json").json()
     return found
 
 
@@ -75,7 +69,7 @@ def test_a_regression_ends_with_1_and_the_worst_comes_first(golden: Path, tmp_pa
     first = found["rows"][0]
     assert first["key"] == {"kernel": "batched_gemm_bf16", "B": "16", "M": "256", "N": "512", "K": "128"}
     assert 0 < first["p"] < found["threshold"]
-    assert compare(golden, golden)[0] == 0
+    compare(golden, golden).ok()
 
 
 def test_new_missing_ignored_and_unstable(golden: Path, tmp_path: Path) -> None:
@@ -148,11 +142,12 @@ def test_environments_are_shown_and_compared(golden: Path, tmp_path: Path) -> No
         "timer": "method", "aiter_commit": "other", "switches.ASYNC": "other", "triton_version": "test", "env": "name",
     }  # fmt: skip
     assert any("not measured in the same way (timer: events and rocprof)" in w for w in found["warnings"])
-    assert "aiter_commit, switches.ASYNC differ too, and may cause a change" in compare(golden, tot)[1]
-    assert "differ too" not in compare(golden, tot, "--under-test", "aiter_commit", "--under-test", "switches.ASYNC")[1]
+    assert "aiter_commit, switches.ASYNC differ too, and may cause a change" in compare(golden, tot).out
+    assert (
+        "differ too" not in compare(golden, tot, "--under-test", "aiter_commit", "--under-test", "switches.ASYNC").out
+    )
     record(tot, gpu="MI300X")
-    with pytest.raises(InputError, match=r"different machines \(gpu: MI355X and MI300X\)"):
-        compare(golden, tot)
+    compare(golden, tot).failed_with(2, "different machines (gpu: MI355X and MI300X)")
     code, _, err = compare(golden, tot, "--other-gpu")
     assert (code, "different machines" in err) == (0, True)
 
@@ -167,13 +162,13 @@ def test_rows_for_a_second_look(golden: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.csv").read_text() == "kernel,B,M,N,K\nbatched_gemm_bf16,16,256,512,128\n"
     record(golden, env="golden (/opt/golden/bin/python)", order="one")
     record(tot, env="tot (/opt/tot/bin/python)", order="one")
-    assert "--env golden=/opt/golden/bin/python --env tot=/opt/tot/bin/python" in compare(golden, tot)[1]
+    assert "--env golden=/opt/golden/bin/python --env tot=/opt/tot/bin/python" in compare(golden, tot).out
     lines = golden.read_text().splitlines()
     for text in ([x for x in lines if ",64,512" not in x], [x.replace(",100.0500,", ",140.0000,") for x in lines]):
         tot.write_text("\n".join(text) + "\n")
         code, out, _ = compare(golden, tot)
         assert (code, "1 row could not be judged." in out, str(tot) in out) == (4, True, True)
-    assert compare(golden, tot, "--markdown", "-")[1].startswith("### Not all could be judged")
+    assert compare(golden, tot, "--markdown", "-").out.startswith("### Not all could be judged")
 
 
 @pytest.mark.parametrize(
@@ -191,10 +186,9 @@ def test_a_column_that_keeps_the_sides_apart_is_named(
     for name, row in zip(("golden.csv", "tot.csv"), rows, strict=True):
         lines = [row.format(repeat, repeat, repeat) for repeat in range(3)]
         (tmp_path / name).write_text("\n".join([header, *lines]) + "\n")
-    with pytest.raises(InputError, match=r"no kernel and shape in common: column .* keeps their rows apart") as e:
-        compare(tmp_path / "golden.csv", tmp_path / "tot.csv")
-    assert apart in str(e.value)
-    assert compare(tmp_path / "golden.csv", tmp_path / "tot.csv", "--ignore-column", option)[0] == 1
+    sides = (tmp_path / "golden.csv", tmp_path / "tot.csv")
+    compare(*sides).failed_with(2, "no kernel and shape in common: column ", apart, " keeps their rows apart")
+    compare(*sides, "--ignore-column", option).failed_with(1)
 
 
 STATS = '"Name","Calls","TotalDurationNs","AverageNs","Percentage","MinNs","MaxNs","StdDev"'
@@ -248,8 +242,7 @@ def test_bad_files_are_named_with_their_line_and_nothing_is_written(
     bad, out = tmp_path / "bad.csv", tmp_path / "out.csv"
     bad.write_bytes(text.encode("latin-1"))
     out.write_text("mine")
-    with pytest.raises(InputError, match=message):
-        compare(golden, bad, "--out", out)
+    assert re.search(message, compare(golden, bad, "--out", out).failed_with(2).err)
     assert out.read_text() == "mine"
 
 
@@ -267,8 +260,7 @@ def test_what_is_typed_wrong(golden: Path, tmp_path: Path) -> None:
         ((golden, "no-such-run", "--runs", tmp_path), "there is no run"),
         *(((golden, tot, "--rule", bad), "--rule") for bad in ("1.005", "a,b", "0.5,1", "nan,1", "1,-1")),
     ):  # fmt: skip
-        with pytest.raises(InputError, match=message):
-            compare(*args)
+        compare(*args).failed_with(2, message)
 
 
 DEFAULT = "gemm/gfx950-BATCHED_GEMM-A16WFP4.json"
