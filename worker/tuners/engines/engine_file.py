@@ -36,6 +36,7 @@ from worker.tuners.engines.specs import CAPTURED, EngineOptions
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
 from worker.tuners.search.choice import Point
 from worker.tuners.search.forked_process import now
+from worker.tuners.search.options import EXHAUSTIVE
 from worker.tuners.search.problem_search import (
     FULL,
     QUICK,
@@ -221,11 +222,14 @@ class EngineFile(FileSearch):
         problem = replace(task.problem, part=part)
         space = self.source.space(problem, self.context.target)
         seeds = [entry_of_part(config, part) for config in self._configs.values()]
-        found = space.distinct([*seeds, *space.candidates(seeds, PART_LIST)])
+        options = self.context.options
+        most = min(PART_LIST, options.max_candidates or PART_LIST)
+        found = space.distinct([*seeds, *space.candidates(seeds, most)])
         candidates = [config for config in found if not rows or config.number(ROWS) in rows]
         us = [space.estimate(config) for config in candidates]
         part_task = self.context.make_task(task.shape, problem, candidates, us=us, quiet=True)
-        part_task.ranker.rules = PART_SEARCH
+        if options.search != EXHAUSTIVE:
+            part_task.ranker.rules = PART_SEARCH
         part_task.ranker.put_first([i for i, config in enumerate(candidates) if config in seeds])
         search = ProblemSearch(self.context, part_task, following)
         search.measure()
