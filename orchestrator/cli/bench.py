@@ -27,6 +27,9 @@ from orchestrator.pages import Page
 from orchestrator.paths import RunPaths
 from worker.protocol.bench import Side, take_texts_out
 
+EXTRA_OPTIONS = ("rotate_mb", "seed")
+"""Options of the tuner `bench` that the command has no option of its own for."""
+
 
 def bench(
     shapes: Annotated[
@@ -96,6 +99,10 @@ def bench(
 
     All backends of a shape run in turn on the same device, so that drift affects each of them alike.
     """
+    extra_options = parse_tuner_options(option or [])
+    for name in extra_options:
+        if name not in EXTRA_OPTIONS:
+            raise InputError(f"-O {name}: only {' and '.join(EXTRA_OPTIONS)} are set so; see: gemmfleet bench --help")
     sides = bench_request.parse_sides(env or [], config_set or [])
     options = bench_request.tuner_options(
         sides,
@@ -110,7 +117,7 @@ def bench(
         sample_s=sample,
         warmup=warmup,
         iters=iters,
-        **parse_tuner_options(option or []),
+        **extra_options,
     )
     if shapes is None:
         shapes = bench_request.example_suite()

@@ -73,6 +73,7 @@ def test_options_of_a_tuner_stand_under_its_name() -> None:
         ("tune examples/llm.csv --tuner trch", "unknown tuner 'trch'; did you mean torch?"),
         ("tune examples/llm.csv --tuner torch -O rotat=3", "unknown option 'rotat'; did you mean rotate_mb?"),
         ("tune examples/llm.csv --tuner replay -O gfy=x", "unknown option 'gfy'; did you mean gfx?"),
+        ("bench examples/llm.csv -O runs=1", "-O runs: only rotate_mb and seed are set so"),
         ("bench examples/llm.csv -b torhc", "'torhc' is not a backend; did you mean torch?"),
         ("tune inventories/local.yaml", "inventories/local.yaml: this is YAML and no list of shapes: an inventory is"),
     ],

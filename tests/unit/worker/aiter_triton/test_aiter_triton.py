@@ -168,7 +168,7 @@ def test_without_a_tree_a_default_of_the_chip_or_a_gpu_the_reason_is_told(tmp_pa
         ("aiter-triton", {"counts": {"1x2x3": -1}}, "not numbers of calls"),
         ("aiter-triton", {"warmup": 3}, "--warmup: for the tuner aiter only, and this is aiter-triton"),
         ("aiter-triton", {"serach": "fast", "search": "quick"}, "unknown option 'serach'.*neither fast nor exhaustive"),
-        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners aiter-triton, torch and vllm only"),
+        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners aiter-triton, sglang, torch and vllm only"),
     ],
 )
 def test_bad_options_are_refused(tuner: str, options: dict[str, Any], words: str) -> None:
