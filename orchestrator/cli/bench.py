@@ -17,6 +17,7 @@ from orchestrator.cli.driving import make_request, start
 from orchestrator.cli.live_view import make_view
 from orchestrator.cli.options import FamilyOpt, InventoryOpt, RunFlags, SettingFlags, parse_tuner_options
 from orchestrator.cli.plan_page import plan_page, show_notes
+from orchestrator.command_hints import command
 from orchestrator.controller.drive import drive as drive_run
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.prepared_run import PreparedRun
@@ -102,7 +103,8 @@ def bench(
     extra_options = parse_tuner_options(option or [])
     for name in extra_options:
         if name not in EXTRA_OPTIONS:
-            raise InputError(f"-O {name}: only {' and '.join(EXTRA_OPTIONS)} are set so; see: gemmfleet bench --help")
+            names = " and ".join(EXTRA_OPTIONS)
+            raise InputError(f"-O {name}: only {names} are set so; see: {command('bench --help')}")
     sides = bench_request.parse_sides(env or [], config_set or [])
     options = bench_request.tuner_options(
         sides,
