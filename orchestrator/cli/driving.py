@@ -35,7 +35,7 @@ from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 FAILED_SHAPES = 1
-"""Exit code of a run that came to its end and in which shapes failed (cli/ending.py)."""
+"""Exit code of a finished run in which shapes failed (cli/ending.py)."""
 DETACH_S = 20.0
 """Seconds that `--detach` waits until the controller in the background holds the run's lock."""
 

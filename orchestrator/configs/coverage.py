@@ -32,7 +32,7 @@ def read_layers(source: Path) -> list[Layer]:
     if source.suffix == ".csv":
         family = family_of_list(source, FAMILIES_WITH_FILES)
         if family not in FAMILIES_WITH_FILES:
-            raise InputError(f"{source}: is no list of {' or '.join(FAMILIES_WITH_FILES)}, which have config files")
+            raise InputError(f"{source}: is not a list of {' or '.join(FAMILIES_WITH_FILES)}, which have config files")
         names = FAMILIES[family].key_names
         shapes = read_shapes(source, FAMILIES[family]).shapes
         layers = [_layer_of(dict(zip(names, shape.key, strict=True))) for shape in shapes]

@@ -43,7 +43,7 @@ class AiterPublication:
     config_runs: Sequence[Path]
     """Runs whose winners are config files."""
     run_facts: Callable[[Path], Facts]
-    """As of `open_sources`."""
+    """Reads the facts of a run's folder (see `open_sources`)."""
     template: str = "pull-request.md.j2"
     parts: list[Part] = field(default_factory=list)
     """The rows, by family."""

@@ -105,7 +105,7 @@ class EnginePublication:
     template: str = "engine-pull-request.md.j2"
     tables: list[LayerTable] = field(default_factory=list)
     winner_files: list[WinnerFile] = field(default_factory=list)
-    """Those that are published."""
+    """The files that are published."""
     refused: list[str] = field(default_factory=list)
     """The reasons why files were left out."""
     missing_scripts: list[str] = field(default_factory=list)
@@ -173,7 +173,7 @@ class EnginePublication:
         return texts
 
     def _compare_kernels(self, package: EnginePackage, published: Published) -> None:
-        """Add whether the checkout has the kernels that were measured. A newer kernel is no fault, but a reviewer has
+        """Add whether the checkout has the kernels that were measured. A newer kernel is allowed, but a reviewer has
         to know."""
         modules = ENGINE_MODULES[self.engine]
         for file in self.winner_files:

@@ -54,7 +54,7 @@ def deploy(transport: Transport, deployed: DeployedNode) -> None:
 
 
 def younger_epoch(transport: Transport, deployed: DeployedNode) -> int | None:
-    """The epoch of a younger controller that the node obeys; None if there is none. Raises NodeError."""
+    """The epoch of a younger controller that the node obeys, None if it obeys no other. Raises NodeError."""
     text = transport.run(["cat", f"{deployed.folder}/epoch"], timeout=20.0).out.strip()[:MAX_EPOCH_DIGITS]
     if text.isdigit() and int(text) > deployed.epoch:
         return int(text)

@@ -84,7 +84,7 @@ class NodeDriver:
         """The reason why `check_pulse` closed the stream."""
         self._timeouts = timeouts
         self._patience_s = timeouts.first_word
-        """A stream may be silent for so long."""
+        """Seconds for which the stream may be silent."""
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 

@@ -74,7 +74,7 @@ def judge_blocked(state: State, rows: Sequence[Sequence[Any]]) -> list[BlockedCa
     for candidate in blocked:
         gpus[candidate.shape, candidate.candidate].add(candidate.gpu)
         slots[candidate.shape, candidate.candidate].add((candidate.node, candidate.slot))
-    # An attempt reports MAX_BLOCKED candidates at most. One that reports so many may have left out others as well, so
+    # An attempt reports MAX_BLOCKED candidates at most. One that reports that number may have blocked others too, so
     # that it says of no candidate that it ran.
     counts = Counter(candidate.attempt for candidate in blocked)
     cut_off = {attempt for attempt, count in counts.items() if count >= MAX_BLOCKED}

@@ -115,7 +115,7 @@ class Finalist:
     first: Measurement
     """Its measurement so far."""
     simplicity: tuple[int, ...] = ()
-    """Of contenders that are tied, the one with the lowest wins."""
+    """The order among contenders that are tied: the lowest wins."""
 
 
 @dataclass(frozen=True, slots=True)

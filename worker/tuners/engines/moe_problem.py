@@ -146,7 +146,7 @@ def route(problem: MoeProblem, draw: torch.Generator) -> torch.Tensor:
 
 
 def _route_as_captured(problem: MoeProblem, draw: torch.Generator) -> torch.Tensor:
-    """As `route`, with each expert as likely as it was for a token of one of the captures, drawn as well.
+    """Draw one of the captures, and a routing in which each expert is as likely as it was for a token there.
 
     Systematic sampling: the experts' shares lie one behind the other on a line of length topk, and a token gets those
     at a drawn place and each 1 further on. No share is longer than 1, so none is met twice.
