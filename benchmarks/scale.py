@@ -281,16 +281,15 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     from orchestrator.controller import context, deployment, drive
     from orchestrator.controller.context import Timeouts
     from orchestrator.engine import process
-    from orchestrator.policy import Policy, PolicySettings
+    from orchestrator.policy import PolicySettings
 
     vars(sqlite3)["connect"] = functools.partial(sqlite3.connect, factory=TimedConnection)
     vars(process)["SPEC"] = replace(process.SPEC, create=StandInEngine)
     vars(drive)["export"] = lambda *args: None  # another benchmark's
     vars(deployment)["NodeDriver"] = BatchedDriver
-    patient = functools.partial(Timeouts, starting=600.0, never_up=600.0)
-    vars(drive)["DriveSettings"] = lambda: context.DriveSettings(timeouts=patient())
-    if not ahead:
-        vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(ahead_s=0.0))
+    patient = Timeouts(starting=600.0, never_up=600.0)
+    policy = PolicySettings() if ahead else PolicySettings(ahead_s=0.0)
+    vars(drive)["DriveSettings"] = lambda: context.DriveSettings(timeouts=patient, policy=policy)
     cpu: list[tuple[float, float, float]] = []
     threading.Thread(target=_sample, args=(cpu,), daemon=True).start()
     sys.argv = ["gemmfleet", *argv]

@@ -2,7 +2,7 @@
 
 `Policy.handle` asks `decide` after each event, applies the decision, and asks again until there is none. Nothing here
 changes the state. The neighbours: blame.py judges shapes and GPUs, work_queue.py keeps the lists that are read here
-(`idle`, `running_low`, `waiting`, `isolated`, `hedged`).
+(`idle`, `running_low`, `waiting`, `kinds_by_longest`, `isolated`, `hedged`).
 
 A group is the longest waiting unit and every k-th of the rest, so that each group is a mix and errors of the estimates
 even out. Its size is a share of the work left for each slot (guided self-scheduling, Polychronopoulos and Kuck 1987),
@@ -12,16 +12,13 @@ running group.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
-from operator import attrgetter
 
 from orchestrator.events import AskCanary, Decision, Quarantine, Send, TakeBack
 from orchestrator.policy import blame
 from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, WaitingUnit
-
-_tier = attrgetter("tier")
-_seconds = attrgetter("seconds")
 
 
 def decide(state: State, now: float) -> Decision | None:
@@ -173,13 +170,14 @@ def _has_clean_slot(state: State, shape: Shape) -> bool:
 
 def deal(state: State, slot: Slot) -> tuple[int, ...]:
     """The next group for the slot. A doubtful slot gets the shortest unit, because a fault costs least there."""
-    kinds = [kind for kind in state.kinds.values() if kind.waiting]  # a large run has thousands
-    lowest_tier = min(map(_tier, kinds))
-    kinds = [kind for kind in kinds if kind.tier == lowest_tier]
+    longest = state.kinds_by_longest[0].kind
     if slot.is_doubtful:
-        return max(kind.waiting[-1] for kind in kinds).shapes
+        kinds = itertools.takewhile(lambda place: place.kind.tier == longest.tier, state.kinds_by_longest)
+        return max(place.kind.waiting[-1] for place in kinds).shapes
+    # a unit longer than a group decides when the run ends
     group_s = _group_seconds(state)
-    kind = _choose_kind(kinds, group_s)
+    has_long_unit = -longest.waiting[0].minus_s > group_s
+    kind = longest if has_long_unit else state.kinds_by_seconds[0].kind
     if kind.alone:
         return kind.waiting[0].shapes
     if not state.shares_end:  # as few groups as possible, all about equal
@@ -197,14 +195,6 @@ def _group_seconds(state: State) -> float:
         share, setups = settings.share, settings.floor_setups
     floor = min(setups * state.setup_s, state.waiting_s / max(1, len(state.free)))
     return max(state.waiting_s / (share * max(1, len(state.usable))), floor)
-
-
-def _choose_kind(kinds: list[Kind], group_s: float) -> Kind:
-    """The kind with the longest unit if that alone is longer than a group, else the one with the most work left."""
-    with_long_unit = [kind for kind in kinds if -kind.waiting[0].minus_s > group_s]
-    if with_long_unit:
-        return max(with_long_unit, key=lambda kind: (-kind.waiting[0].minus_s, kind.seconds))
-    return max(kinds, key=_seconds)
 
 
 def _sample(kind: Kind, group_s: float) -> list[WaitingUnit]:

@@ -258,12 +258,31 @@ class Node:
 class Kind:
     """Units that may share a process. The lowest `tier` goes first."""
 
+    number: int
+    """Its place among all kinds, which decides between equal ones."""
     tier: int
     alone: bool
     """No two units share a process."""
     waiting: list[WaitingUnit] = field(default_factory=list)
     """The longest first."""
     seconds: float = 0.0
+
+    @property
+    def by_longest(self) -> KindPlace:
+        """Place in `State.kinds_by_longest`."""
+        return KindPlace((self.tier, self.waiting[0].minus_s, -self.seconds, self.number), self)
+
+    @property
+    def by_seconds(self) -> KindPlace:
+        """Place in `State.kinds_by_seconds`."""
+        return KindPlace((self.tier, -self.seconds, self.number), self)
+
+
+class KindPlace(NamedTuple):
+    """Place of a kind in a sorted list of kinds. Its number is in the key, so that no two are equal."""
+
+    key: tuple[float, ...]
+    kind: Kind
 
 
 @dataclass(slots=True)
@@ -343,6 +362,10 @@ class State:
     """Ready slots with little work left."""
     waiting: dict[int, WaitingUnit] = field(default_factory=dict)
     """Every waiting unit, by number."""
+    kinds_by_longest: list[KindPlace] = field(default_factory=list)
+    """Kinds with waiting units: the lowest tier first, of it the kind with the longest unit."""
+    kinds_by_seconds: list[KindPlace] = field(default_factory=list)
+    """The same, of a tier the kind with the most work first."""
     waiting_s: float = 0.0
     left_s: float = 0.0
     """Estimated seconds of all unsettled shapes."""

@@ -28,7 +28,7 @@ from orchestrator.reasons import Reason
 
 
 def _work_added(state: State, event: ev.WorkAdded, t: float) -> None:
-    state.kinds.setdefault(event.kind, Kind(event.tier, event.alone))
+    state.kinds.setdefault(event.kind, Kind(len(state.kinds), event.tier, event.alone))
     state.setup_s = event.setup_s
     state.shares_end = event.shares_end
     for unit, costs in zip(event.units, event.costs_s, strict=True):

@@ -11,10 +11,11 @@ right, so that no event has to count the whole fleet.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from orchestrator.policy.model import Attempt, Shape, Slot, State, WaitingUnit
+from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, WaitingUnit
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,8 +43,9 @@ def queue_unit(state: State, unit: int, shapes: tuple[int, ...], seconds: float)
     entry = WaitingUnit(-seconds, unit, shapes)
     state.waiting[unit] = entry
     kind = state.kinds[state.shapes[shapes[0]].kind]
-    insort(kind.waiting, entry)
-    kind.seconds += seconds
+    with _moving(state, kind):
+        insort(kind.waiting, entry)
+        kind.seconds += seconds
     state.waiting_s += seconds
 
 
@@ -52,10 +54,23 @@ def _unqueue_unit(state: State, unit: int) -> tuple[int, ...]:
     of many sums."""
     entry = state.waiting.pop(unit)
     kind = state.kinds[state.shapes[entry.shapes[0]].kind]
-    del kind.waiting[bisect_left(kind.waiting, entry)]
-    kind.seconds = kind.seconds + entry.minus_s if kind.waiting else 0.0
+    with _moving(state, kind):
+        del kind.waiting[bisect_left(kind.waiting, entry)]
+        kind.seconds = kind.seconds + entry.minus_s if kind.waiting else 0.0
     state.waiting_s = state.waiting_s + entry.minus_s if state.waiting else 0.0
     return entry.shapes
+
+
+@contextmanager
+def _moving(state: State, kind: Kind) -> Iterator[None]:
+    """Keep the sorted lists of kinds right while the waiting units of one change."""
+    if kind.waiting:
+        del state.kinds_by_longest[bisect_left(state.kinds_by_longest, kind.by_longest)]
+        del state.kinds_by_seconds[bisect_left(state.kinds_by_seconds, kind.by_seconds)]
+    yield
+    if kind.waiting:
+        insort(state.kinds_by_longest, kind.by_longest)
+        insort(state.kinds_by_seconds, kind.by_seconds)
 
 
 def isolate(state: State, shapes: tuple[int, ...]) -> None:

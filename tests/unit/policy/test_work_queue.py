@@ -63,11 +63,16 @@ def test_units_are_never_cut_and_every_shape_is_dealt_once(
     rig = Rig()
     units = tuple(tuple(range(size * i, size * i + size)) for i in range(1, len(costs) + 1))
     each = tuple((c,) * size for c in costs)
-    rig.do(ev.WorkAdded("", units, each, setup_s=setup, shares_end=mixes))
+    rig.do(ev.WorkAdded("x", units[::2], each[::2], setup_s=setup, shares_end=mixes))
+    rig.do(ev.WorkAdded("y", units[1::2], each[1::2], setup_s=setup, shares_end=mixes))
     for n in range(nodes):
         rig.node(f"n{n}", 2)
     of_unit = {s: unit for unit in units for s in unit}
+    state = rig.policy.state
     while not rig.policy.done:
+        kinds = [kind for kind in state.kinds.values() if kind.waiting]
+        assert state.kinds_by_longest == sorted(kind.by_longest for kind in kinds)
+        assert state.kinds_by_seconds == sorted(kind.by_seconds for kind in kinds)
         a = next(a for a in rig.policy.outstanding() if not a.is_being_taken)
         for unit in dict.fromkeys(of_unit[s] for s in a.shapes):
             assert set(unit) <= set(a.shapes)
@@ -80,8 +85,8 @@ def test_units_are_never_cut_and_every_shape_is_dealt_once(
     first = [s for _, r in rig.journal if isinstance(r, ev.Send) for s in r.shapes]
     assert set(first) == set(of_unit)
     assert all(len(rig.shape(s).attempts) <= 3 for s in of_unit)
-    assert rig.policy.state.left_s == pytest.approx(0.0, abs=1e-6)
-    assert rig.policy.state.waiting_s == 0.0
+    assert state.left_s == pytest.approx(0.0, abs=1e-6)
+    assert state.waiting_s == 0.0
 
 
 def test_no_group_is_shorter_than_its_set_up_is_worth_while_more_is_left() -> None:
