@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from benchmarks.figure import Figure, show
 from worker.protocol import Spec, SpecShape
@@ -36,14 +38,17 @@ from worker.triton_configs.cutting import cut_ranges, unite_points
 from worker.triton_configs.m_ranges import USUAL_KEYS
 from worker.triton_configs.pair import needs_down_file
 from worker.triton_configs.point_record import PointRecord, values_of
+from worker.triton_configs.serving_engine import KernelLaunch
 from worker.triton_configs.slowdown import is_slower
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.measure import Finalist, SamplingPolicy, measure, rerank
-from worker.tuners.engines.source import EngineSource, LayerProblem
+from worker.tuners.engines.moe_problem import MoeProblem
+from worker.tuners.engines.sglang_moe import SglangMoeSource
+from worker.tuners.engines.source import EngineSource, LayerProblem, Operands
 from worker.tuners.engines.tuner import EngineTuner, SglangTuner, VllmTuner
 from worker.tuners.search.compile_pool import CompilePool
 from worker.tuners.search.device_bench import DeviceBench
-from worker.tuners.search.tile_config import TileConfig
+from worker.tuners.search.tile_config import TileConfig, Values
 
 BETWEEN = (3, 6, 12, 20, 40, 80, 192, 384, 2560)
 SPACE = {
@@ -61,11 +66,13 @@ LAYERS = {
 """Hidden size and top-k of a model that reads the file."""
 SGLANG_LAYERS = {
     "E=32,N=1792": (2048, 4), "E=256,N=128": (2048, 8), "E=512,N=128": (2048, 10),
-    # Qwen3-235B-A22B-FP8 at TP 4, Qwen3.5-397B-A17B-FP8 at TP 8
-    "E=128,N=384,fp8": (4096, 8), "E=512,N=128,fp8": (4096, 10),
+    # GLM-4.5-Air at TP 2; Qwen3-235B-A22B-FP8 at TP 4 and 2, Qwen3.5-397B-A17B-FP8 at TP 8
+    "E=128,N=704": (4096, 8),
+    "E=128,N=384,fp8": (4096, 8), "E=128,N=768,fp8": (4096, 8), "E=512,N=128,fp8": (4096, 10),
 }  # fmt: skip
 """The same of SGLang's layers."""
 TUNERS: dict[str, type[EngineTuner]] = {"vllm": VllmTuner, "sglang": SglangTuner}
+RIVAL = 1.1
 PREFILL_M = 256
 """The ratio from this M on is also reported for itself."""
 Key = dict[str, int | str]
@@ -185,6 +192,34 @@ def beside(
     return out
 
 
+def with_a_kernel_between(p: LayerProblem, configs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Microseconds of configs as of `beside`, with a small kernel between the two products, as a server has one: the
+    second product cannot begin while the first one ends."""
+    source = _bench._source
+    assert isinstance(source, EngineSource)
+    _bench._source = KernelBetween(source.root, source.device)
+    try:
+        return [us for us, _ in beside(p, configs, 1.5)]
+    finally:
+        _bench._source = source
+
+
+@triton.jit
+def _small_kernel(flag):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Triton compiles annotations too
+    tl.store(flag, 1)
+
+
+class KernelBetween(SglangMoeSource):
+    """SGLang's fused experts with a small kernel between the products."""
+
+    def launches(
+        self, problem: MoeProblem, values: Values, operands: Operands, out: torch.Tensor
+    ) -> list[KernelLaunch]:
+        first, second = SglangMoeSource.launches(self, problem, values, operands, out)
+        flag = torch.zeros(1, dtype=torch.int32, device=out.device)
+        return [first, KernelLaunch(_small_kernel, (1,), (flag,), {}), second]
+
+
 def config_of(values: Mapping[str, Any]) -> TileConfig:
     """A candidate of a file's values."""
     return TileConfig(tuple(values.items()))
@@ -265,6 +300,22 @@ def pair_gain(records: Sequence[PointRecord]) -> float:
         if pairs and single:
             logs.append(math.log(min(single) / min(pairs)))
     return math.exp(sum(logs) / max(1, len(logs)))
+
+
+def between(t: Tuning, key: Key, records: Sequence[PointRecord], ms: Sequence[int]) -> list[dict[str, Any]]:
+    """The fastest config of each M of a workload at the first routing beside those that took at most RIVAL times as
+    long, with a small kernel between the products: its time over the least."""
+    rows = []
+    for record in records:
+        right = sorted((time for time in record.times if time.us > 0), key=lambda time: time.us)
+        if record.m not in ms or record.label != t.source.labels[0] or not right:
+            continue
+        near = [time.values for time in right if time.us <= RIVAL * right[0].us]
+        us = t.judge(with_a_kernel_between, t.problem(key, record.m, record.label), near)
+        least_us = min((time for time in us if time > 0), default=math.nan)
+        rows.append({"m": record.m, "us": us, "over_least": us[0] / least_us})
+        print(json.dumps(rows[-1]), file=sys.stderr)
+    return rows
 
 
 def space() -> Iterator[dict[str, int]]:
@@ -414,6 +465,8 @@ def main() -> int:
                     if t.family == "fmoe":
                         made["regrets"] = regrets(made["records"], made["documents"])
                         line |= made["regrets"] | {"pair_gain": pair_gain(made["records"])}
+                        if args.engine == "sglang":
+                            made["between"] = between(t, key, made["records"], ms)
                     made["summary"] = line
                     del made["records"]
             except Exception as e:  # noqa: BLE001 - one layer's failure keeps the others

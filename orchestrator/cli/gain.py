@@ -81,7 +81,7 @@ def gain(
     if workload is None:
         page.line(SUM_OF_CALLS)
         if set(calls.values()) == {1.0}:
-            page.aside("note: the run's list has no column `count`, so each shape counts once")
+            page.aside("note: each shape counts once, because the run's list has no other `count`")
     return page
 
 

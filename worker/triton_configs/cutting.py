@@ -28,7 +28,8 @@ KEY_PRICE = 0.01
 NEIGHBOUR_RATIO = 2
 LEAST_TILE = 16
 """M with no measured M in between belong to one range if the larger is at most NEIGHBOUR_RATIO times the smaller, as
-usual keys are, or if both are within one smallest tile."""
+usual keys are. M of a linear layer do so as well if both are within one smallest tile; of a mixture of experts not,
+because there each further token brings experts of its own."""
 MOST_REGRET = 10.0
 """The regret where today's config does not run: more than any time, and finite, so that sums can be compared."""
 KEEP = ""
@@ -112,7 +113,7 @@ def cut_ranges(points: Sequence[MeasuredPoint], *, gaps_cost: bool = True) -> li
     complete = {m: by_m[m] for m in sorted(by_m) if len(by_m[m]) == len(labels)}
     weights = _weights(complete)
     ranges: list[CutRange] = []
-    for ms in _connected(list(complete)):
+    for ms in _connected(list(complete), max(labels, default="")):
         regrets = [_weighted_regrets(complete[m], weights[m]) for m in ms]
         gap_costs = [0.0] * len(ms)
         if gaps_cost:
@@ -121,16 +122,16 @@ def cut_ranges(points: Sequence[MeasuredPoint], *, gaps_cost: bool = True) -> li
     return ranges
 
 
-def are_neighbours(low: int, high: int) -> bool:
-    """True for M that are close enough to belong to one range without a measured M in between."""
-    return high <= NEIGHBOUR_RATIO * low or high <= LEAST_TILE
+def are_neighbours(low: int, high: int, label: str) -> bool:
+    """True for M that are close enough to belong to one range without a measured M in between; `label`: of a point."""
+    return high <= NEIGHBOUR_RATIO * low or (high <= LEAST_TILE and not label)
 
 
-def _connected(ms: Sequence[int]) -> list[list[int]]:
+def _connected(ms: Sequence[int], label: str) -> list[list[int]]:
     """Ascending M in groups of neighbours."""
     groups: list[list[int]] = []
     for m in ms:
-        if groups and are_neighbours(groups[-1][-1], m):
+        if groups and are_neighbours(groups[-1][-1], m, label):
             groups[-1].append(m)
         else:
             groups.append([m])

@@ -211,8 +211,7 @@ class EngineFile(FileSearch):
         for up, down in sorted(us_of_pair, key=lambda pair: us_of_pair[pair]):
             pair = tile_config(join_pair(up.values, down.values), self.source.prefix)
             fastest_of_rows.setdefault(up.number(ROWS), pair)
-        pairs = list(fastest_of_rows.values())
-        return pairs[:1] if task.problem.is_sustained else pairs
+        return list(fastest_of_rows.values())
 
     def _search_part(
         self, task: PointTask, part: str, rows: Sequence[int], following: Sequence[ShapeTask]
@@ -252,11 +251,12 @@ class EngineFile(FileSearch):
         search_s = now() - self._began
         frame, further = ms_within(sorted(self._searched & set(USUAL_KEYS)), max(LAST_M, *self.shapes))
         self._measure_each(frame)
-        # where ranges meet comes first: the M between two keep what they have
         self._until = now() + max(LEAST_EXTRA_S, EXTRA_SHARE * search_s)
+        # where ranges meet comes first each time: the M between two keep what they have
         self._close_gaps()
-        self._measure_each(filter(self._is_quick, further))
-        self._close_gaps()
+        for step in further:
+            self._measure_each(filter(self._is_quick, step))
+            self._close_gaps()
 
     def _lose_to_short_search(self, m: int) -> bool:
         """Try the few configs that the searches so far let expect to be the fastest at an M of the workload. True if
@@ -412,7 +412,9 @@ class FileAtM(BucketSearch):
         self._is_quiet = quiet
 
     def measure(self) -> None:
-        """Measure all configs, the fastest and today's interleaved."""
+        """Measure all configs, the fastest and today's interleaved. Those of the first routing are so at all, because a
+        range needs a config that is known beside today's at each."""
+        leaders_of_first: set[str] = set()
         for number, task in enumerate(self.points):
             if task.point.weight:
                 self.file.start_shape(task)
@@ -420,7 +422,11 @@ class FileAtM(BucketSearch):
             comparison.quiet = self._is_quiet or number > 0
             search = ProblemSearch(self.file.context, comparison, [], self._effort)
             search.measure()
-            self._rank(task, search, set(search.leaders()), comparison)
+            names = {i: comparison.candidates[i].name for i in search.measured}
+            leaders = {*search.leaders(), *(i for i in names if names[i] in leaders_of_first)}
+            if number == 0:
+                leaders_of_first = {names[i] for i in leaders}
+            self._rank(task, search, leaders, comparison)
             for i, measurement in search.measured.items():
                 name = comparison.candidates[i].name
                 high_us = UNPAIRED * measurement.us

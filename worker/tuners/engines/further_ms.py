@@ -33,22 +33,20 @@ Estimate = Callable[[str, int], float]
 """The model's microseconds of a config, by its name, at an M; infinite for one that it does not know."""
 
 
-def ms_within(keys: Sequence[int], last_m: int) -> tuple[list[int], list[int]]:
+def ms_within(keys: Sequence[int], last_m: int) -> tuple[list[int], list[list[int]]]:
     """The M to measure for the searched usual keys, up to `last_m`: those by which ranges hold together (the key and
-    both ends of the range that it serves), then chunks of prefill and capture sizes, from coarse to fine."""
+    both ends of the range that it serves), then chunks of prefill and capture sizes in steps, from coarse to fine."""
     ranges = ranges_served(USUAL_KEYS)
     served = [(ranges[key][0], ranges[key][1] or last_m) for key in keys]
     frame = {*keys}
     for first, last in served:
         frame |= {first, last}
-    further = [*PREFILL_CHUNKS]
-    for step in (4, 2, 1):
-        further += CAPTURE_SIZES[::step]
+    steps = [PREFILL_CHUNKS, *(CAPTURE_SIZES[::step] for step in (4, 2, 1))]
 
     def is_served(m: int) -> bool:
         return any(first <= m <= last for first, last in served)
 
-    return sorted(frame), list(filter(is_served, further))
+    return sorted(frame), [list(filter(is_served, step)) for step in steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def ms_to_close(times: FileTimes) -> list[int]:
     between: list[int] = []
     within: list[tuple[float, int]] = []
     for low, high in itertools.pairwise(by_m[m] for m in sorted(by_m)):
-        if low.m + 1 == high.m or not are_neighbours(low.m, high.m):
+        if low.m + 1 == high.m or not are_neighbours(low.m, high.m, low.label):
             continue
         if times.config_at(low) != times.config_at(high):
             change = _expected_change(times, low, high)

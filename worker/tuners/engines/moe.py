@@ -133,7 +133,6 @@ class MoeSource(EngineSource):
             return sort_slots_by_expert(ids, block, experts)
 
         engine.moe.moe_align_block_size = sort_slots
-        device = inputs.tokens["x"].device
         for exponent in range(10):
             block = 1 << exponent
             assigned = engine.moe._prepare_expert_assignment(
@@ -141,7 +140,7 @@ class MoeSource(EngineSource):
             )
             for name, tensor in zip(ASSIGNED, assigned, strict=True):
                 if tensor is not None:
-                    operands[f"{name}{block}"] = tensor.to(device)
+                    operands[f"{name}{block}"] = tensor
         return operands
 
     def launches(
@@ -192,19 +191,21 @@ def sort_slots_by_expert(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """vLLM's moe_align_block_size in torch: slots sorted by their expert, those of each expert padded to blocks; the
     expert of each block; the number of padded slots. vLLM's kernel reads nothing behind these."""
+    device = ids.device
     flat_ids = ids.flatten().long()
     count = ids.numel()
     size = count + experts * (block - 1)
     if count < experts:
         size = min(size, count * block)
-    slots_of_expert = torch.zeros(experts, dtype=torch.int64).scatter_add_(0, flat_ids, torch.ones_like(flat_ids))
+    no_slots = torch.zeros(experts, dtype=torch.int64, device=device)
+    slots_of_expert = no_slots.scatter_add_(0, flat_ids, torch.ones_like(flat_ids))
     blocks_of_expert = (slots_of_expert + block - 1) // block
     padded_start = (blocks_of_expert.cumsum(0) - blocks_of_expert) * block
     unpadded_start = slots_of_expert.cumsum(0) - slots_of_expert
     order = flat_ids.argsort(stable=True)
-    places = torch.arange(count) + (padded_start - unpadded_start)[flat_ids[order]]
-    slots = torch.full((size,), count).scatter_(0, places, order)
-    block_numbers = torch.arange(-(-size // block))
+    places = torch.arange(count, device=device) + (padded_start - unpadded_start)[flat_ids[order]]
+    slots = torch.full((size,), count, device=device).scatter_(0, places, order)
+    block_numbers = torch.arange(-(-size // block), device=device)
     owners = torch.searchsorted(blocks_of_expert.cumsum(0), block_numbers, right=True).clamp_(max=experts - 1)
     padded_count = (blocks_of_expert.sum() * block).int().view(1)
     return slots.int(), owners.int(), padded_count

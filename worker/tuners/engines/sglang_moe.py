@@ -65,13 +65,12 @@ class SglangMoeSource(MoeSource):
         to 4 (moe_align_block_size.py)."""
         problem = inputs.problem
         ids = inputs.experts_of_tokens
-        device = inputs.tokens["x"].device
-        operands = {**inputs.tokens, **inputs.weights, "ids": ids.to(device)}
+        operands = {**inputs.tokens, **inputs.weights, "ids": ids}
         for block in BLOCKS_M:
             slots, owners, padded = sort_slots_by_expert(ids, block, problem.layer.e + 1)
             slots = torch.nn.functional.pad(slots, (0, -len(slots) % 4), value=problem.slots)
             for name, tensor in (("slots", slots), ("owners", owners), ("padded", padded)):
-                operands[f"{name}{block}"] = tensor.to(device)
+                operands[f"{name}{block}"] = tensor
             for name in ("y", "ys"):
                 rows = inputs.tokens.get(name)
                 if rows is not None and rows.dim() == 2:

@@ -68,12 +68,14 @@ class Effort:
     leaders: int = LEADERS
     within: float = WITHIN
     """At most `leaders` candidates within this share of the fastest are ranked."""
+    sustained_leaders: int = SUSTAINED_LEADERS
+    """The same of a large problem, where each takes seconds, within SUSTAINED_WITHIN."""
     rank_s: float = 1.0
     """Seconds of a ranking; twice as many in an exhaustive search."""
 
 
 FULL = Effort()
-QUICK = Effort(max_samples=7, target=0.01, leaders=4, within=0.03, rank_s=0.25)
+QUICK = Effort(max_samples=7, target=0.01, leaders=4, within=0.03, sustained_leaders=3, rank_s=0.25)
 """For one of many M of a file, of which neighbours tell the same."""
 
 
@@ -403,7 +405,7 @@ class ProblemSearch:
         indexes = sorted(self.measured)
         measurements = [self.measured[i] for i in indexes]
         if self._problem.is_sustained:
-            places = leaders(measurements, SUSTAINED_WITHIN, SUSTAINED_LEADERS)
+            places = leaders(measurements, SUSTAINED_WITHIN, self._effort.sustained_leaders)
         else:
             places = leaders(measurements, self._effort.within, self._effort.leaders)
         return [indexes[place] for place in places]

@@ -44,7 +44,7 @@ def cost(by_m: dict[int, list[MeasuredPoint]], configs: dict[int, str]) -> float
     """The cost of an assignment of configs to the measured M, as the docstring of `cut_ranges` says it."""
     total, before = 0.0, 0
     for m in sorted(by_m):
-        follows = before and are_neighbours(before, m)
+        follows = before and are_neighbours(before, m, by_m[m][0].label)
         if not follows or configs[m] != configs[before]:
             total += KEY_PRICE if configs[m] else 0.0
             if follows and before + 1 < m:
@@ -58,7 +58,7 @@ def cost(by_m: dict[int, list[MeasuredPoint]], configs: dict[int, str]) -> float
 def test_no_m_is_worse_and_the_cost_is_that_of_brute_force(
     rows: list[tuple[int, dict[str, float], dict[str, float]]], two_routings: bool, random: Any
 ) -> None:
-    points = [point(m, us, "x") for m, us, _ in rows]
+    points = [point(m, us, "x" if two_routings else "") for m, us, _ in rows]
     if two_routings:
         points += [point(m, us, "y") for m, _, us in rows]
     shuffled = random.sample(points, len(points))
@@ -82,6 +82,8 @@ def test_a_range_ends_where_it_was_measured_and_a_gap_keeps_what_it_has() -> Non
     gap = [point(64, {"today": 11.0, "a": 10.0}), point(90, {"today": 11.0, "b": 10.0})]
     assert cut_ranges(gap) == [CutRange(64, 64, "a"), CutRange(90, 90, "b")]
     assert cut_ranges([point(64, slow), point(90, other)]) == [CutRange(64, 90, "b")], "no gap where today's is slow"
+    few_tokens = [point(1, slow, "uniform"), point(7, slow, "uniform")]
+    assert cut_ranges(few_tokens) == [CutRange(1, 1, "a"), CutRange(7, 7, "a")], "each token brings experts of its own"
 
 
 def test_a_second_attempt_can_only_be_more_careful() -> None:
