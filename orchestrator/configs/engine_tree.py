@@ -306,9 +306,7 @@ class EngineTree:
         for device, names in unwritten.items():
             files = and_more(names, 1)
             engine = PROJECT_NAMES[self.project]
-            self.notes.append(
-                f"where the driver says {device!r}, {engine} looks for {files}, which this merge does not write"
-            )
+            self.notes.append(f"where the driver says {device!r}, {engine} looks for {files}: not written here")
 
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
         """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""

@@ -37,6 +37,8 @@ from worker.triton_configs.engine_package import (
 )
 from worker.triton_configs.m_ranges import USUAL_KEYS
 
+DECODE_MS = [m for m in USUAL_KEYS if m <= 256]
+"""Usual numbers of requests that a server runs at once."""
 MOST_ROWS = 400
 """If the tables have more M, only the usual keys are shown: GitHub refuses a text of over 65,536 characters."""
 TITLE_TAGS = {"vllm": "[Kernel][Perf]", "sglang": "[MoE]"}
@@ -72,6 +74,8 @@ class LayerTable:
     layer: Layer
     before: str
     rows: list[MeasuredM]
+    changed_ranges: str
+    """The M that get another config, such as `1-20, 57-80`."""
 
     @property
     def title(self) -> str:
@@ -81,8 +85,13 @@ class LayerTable:
 
     @property
     def changed(self) -> list[MeasuredM]:
-        """The M that get another config."""
+        """The measured M that get another config."""
         return [row for row in self.rows if not row.is_kept]
+
+    @property
+    def kept(self) -> list[MeasuredM]:
+        """The measured M that keep their config."""
+        return [row for row in self.rows if row.is_kept]
 
     @property
     def changes(self) -> list[float]:
@@ -128,7 +137,7 @@ class EnginePublication:
             texts |= self._take_changes(report, run, tree.resolve(), published)
         if not texts:
             raise nothing_to_publish(published, self.refused + published.notes)
-        self._compare_kernels(package, published)
+        self._compare_kernels(package, tree.resolve(), published)
         self.missing_scripts = [path for path in SCRIPTS.values() if not (tree / path).is_file()]
         published.rows += [row for table in self.tables for row in _rows_of(table)]
         published.title = request.title or self._title(request.model)
@@ -168,25 +177,26 @@ class EnginePublication:
             published.rows.append({"file": winner_file.path.name, "outcome": "refused", "why": "; ".join(reasons)})
         published.notes += report.notes
         if report.proof:
-            result = f"{report.proof} gives all {report.lookups:,} configs as planned"
+            result = f"{report.proof} gives the expected config {report.lookups:,} times of {report.lookups:,}"
             published.add_check(f"look-up, {run.name}", passed=True, text=result)
         return texts
 
-    def _compare_kernels(self, package: EnginePackage, published: Published) -> None:
+    def _compare_kernels(self, package: EnginePackage, tree: Path, published: Published) -> None:
         """Add whether the checkout has the kernels that were measured. A newer kernel is allowed, but a reviewer has
         to know."""
         modules = ENGINE_MODULES[self.engine]
         for file in self.winner_files:
             _, version, source = file.place.engine
             module = modules.moe if file.layers[0].op == "moe" else modules.fp8
-            kernel = Path(*module.split(".")).with_suffix(".py")
-            digest = hashlib.sha256((package.folder.parent / kernel).read_bytes()).hexdigest()
+            kernel = package.folder.resolve().parent / Path(*module.split(".")).with_suffix(".py")
+            digest = hashlib.sha256(kernel.read_bytes()).hexdigest()
             measured = f"measured with {self.engine} {version or 'of a checkout'} (sha256 {source}...)"
             result = f"the same file as {measured}"
             if not digest.startswith(source):
                 result = f"another file than {measured}"
-            published.checks = [check for check in published.checks if check[0] != f"kernel, {kernel}"]
-            published.add_check(f"kernel, {kernel}", passed=True, text=result)
+            name = f"kernel, {path_below(kernel, tree)}"
+            published.checks = [check for check in published.checks if check[0] != name]
+            published.add_check(name, passed=True, text=result)
 
     def _title(self, model: str) -> str:
         """`[Kernel][Perf] Tune fused MoE configs of MODEL on NVIDIA H200`."""
@@ -212,6 +222,7 @@ class EnginePublication:
             "shown_ms": USUAL_KEYS if has_too_many else None,
             "scripts": {op: path for (engine, op), path in SCRIPTS.items() if engine == self.engine},
             "missing_scripts": self.missing_scripts,
+            "decode_m": _decode_m(self.tables),
             "version": __version__,
             "err_ratio": max(row.err_ratio for file in self.winner_files for row in file.measured),
             "rule": slowdown,
@@ -251,7 +262,25 @@ def _tables_of(change: FileChange, file: str, measured: Mapping[FileLayer, list[
     if change.before is None:
         before = "default" if change.source == change.path else change.source.parent.name
     name = change.winner_file.path.name
-    return [LayerTable(file, layer, before, measured[name, layer]) for layer in change.winner_file.layers]
+    ranges = _in_words(sorted((w.place.first, w.place.last) for w in change.winner_file.winners.values()))
+    return [LayerTable(file, layer, before, measured[name, layer], ranges) for layer in change.winner_file.layers]
+
+
+def _in_words(ranges: Sequence[tuple[int, int]]) -> str:
+    """Ascending ranges of M as `1-20, 57-80`; those that follow each other as one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if joined and first == joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in joined)
+
+
+def _decode_m(tables: Sequence[LayerTable]) -> int:
+    """The largest M of a usual decode step at which a layer has a new config, else the largest M that has one."""
+    changed = [row.m for table in tables for row in table.changed]
+    return max((m for m in changed if m in DECODE_MS), default=max(changed))
 
 
 def _rows_of(table: LayerTable) -> Iterator[dict[str, Any]]:

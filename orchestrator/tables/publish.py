@@ -150,7 +150,9 @@ def _write_text(request: PublishRequest, publication: Publication, published: Pu
     published.missing = evidence.missing
     commands = list(evidence.commands)
     if request.argv:
-        commands.append(f"gemmfleet {shlex.join(map(str, request.argv))}")
+        # a public text does not show the folders of this machine
+        words = [str(word).replace(str(request.onto), request.onto.name) for word in request.argv]
+        commands.append(f"gemmfleet {shlex.join(words)}")
     values = {
         "out": published,
         "model": request.model,
