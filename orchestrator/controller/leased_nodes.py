@@ -34,7 +34,6 @@ from orchestrator.controller.lease_lifecycle import (
     leases_wanted,
 )
 from orchestrator.controller.node_registry import NodeRegistry
-from orchestrator.controller.shutdown import Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.holder import rows_of
@@ -361,8 +360,7 @@ class LeasedNodes:
 
     def _shut_down(self, life: LeaseLifecycle, registry: NodeRegistry) -> None:
         life.phase = LeasePhase.LEAVING
-        life.shutdown = Shutdown(registry, registry.timeouts.stop, tidy=True)
-        life.shutdown.begin([registry.drivers[life.node]])
+        life.shutdown = registry.begin_shutdown(life.node)
 
     def _give_back(self, turn: LeaseTurn, now: float) -> None:
         """Give back the leases whose nodes are shut down."""

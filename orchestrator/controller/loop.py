@@ -331,8 +331,9 @@ class Controller:
 
     def _stop(self, drivers: Iterable[NodeDriver], pace: StopLimits, *, tidy: bool) -> None:
         """Stop the workers of these nodes, and read their last messages."""
-        shutdown = Shutdown(self._registry, pace, tidy=tidy)
-        shutdown.begin(drivers)
+        shutdown = Shutdown(pace, tidy=tidy)
+        for driver in drivers:
+            shutdown.begin(driver, is_up=self._registry.session_of(driver.node) is not None)
         self._listen(pace.limit_s, shutdown.is_done)
         self._sum_up(shutdown.close())
 
@@ -340,11 +341,12 @@ class Controller:
         """Cancel a run that has no controller. Stop each node once its records are read; do not wait long for any."""
         limits = self._timeouts.cancel
         if self._shutdown is None:
-            self._shutdown = Shutdown(self._registry, limits, tidy=True)
+            self._shutdown = Shutdown(limits, tidy=True)
         read_out = self._reports.read_out
         waits_for_records = waited < limits.limit_s / 2
-        reached = self._registry.reached_drivers()
-        self._shutdown.begin(driver for driver in reached if driver.node in read_out or not waits_for_records)
+        for driver in self._registry.reached_drivers():
+            if driver.node in read_out or not waits_for_records:
+                self._shutdown.begin(driver, is_up=True)
         awaited = self._registry.coming - self._registry.troubled
         if waits_for_records:
             awaited |= self._registry.reached - read_out
