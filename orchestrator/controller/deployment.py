@@ -18,7 +18,6 @@ from orchestrator.controller.context import RunContext
 from orchestrator.controller.deployed_node import DeployedNode
 from orchestrator.controller.messages import Message, NodeProgress
 from orchestrator.controller.node_driver import NodeDriver
-from orchestrator.controller.pools import machines_of
 from orchestrator.errors import NoUsableNodeError
 from orchestrator.families import get_tuner
 from orchestrator.inventory.load import limit, load_inventory, resolved
@@ -61,7 +60,7 @@ def plan_newcomers(paths: RunPaths, config: RunConfig, known: Collection[str]) -
     """The plans of the machines that were added to the run's inventory. `known`: the nodes that the run has. Raises
     OrchestratorError."""
     inventory = limit(load_inventory(paths.inventory), config.limit)
-    return [plan for plan in plan_machines(paths, config, machines_of(inventory)) if plan.node not in known]
+    return [plan for plan in plan_machines(paths, config, inventory.without_pools()) if plan.node not in known]
 
 
 def node_files_of(plan: NodePlan, config: RunConfig, texts: Path | None = None) -> dict[str, RemoteFile]:

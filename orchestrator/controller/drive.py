@@ -17,14 +17,14 @@ from functools import partial
 
 from orchestrator.controller.context import DriveSettings, RunContext, Watcher
 from orchestrator.controller.deployment import plan_machines
-from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.loop import Controller
-from orchestrator.controller.pools import machines_of, make_ready, pools_of
 from orchestrator.errors import TakenOverError
 from orchestrator.events import RetryAsked
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.references import value_hider
+from orchestrator.leases.leased_nodes import LeasedNodes
+from orchestrator.leases.pools import make_ready, pools_of
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
@@ -165,7 +165,7 @@ def _begin(paths: RunPaths, config: RunConfig, ledger: Ledger, watcher: Watcher,
 def _make_controller(context: RunContext, interrupts: list[int], *, cancel: bool, has_more: bool) -> Controller:
     """`has_more`: there will be work, although every shape may be settled now."""
     config, inventory, state = context.config, context.inventory, context.policy.state
-    machines = machines_of(inventory)
+    machines = inventory.without_pools()
     plans = plan_machines(context.paths, config, machines) if machines.nodes else []
     leases = LeasedNodes(
         pools_of(inventory, config.run),

@@ -23,8 +23,6 @@ from typing import Any
 
 from orchestrator.controller.context import RunContext, StopLimits
 from orchestrator.controller.deployment import make_driver, plan_newcomers
-from orchestrator.controller.lease_lifecycle import LeaseTurn
-from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.messages import FromStream, Message, Taken
 from orchestrator.controller.node_driver import NodeDriver
@@ -45,6 +43,8 @@ from orchestrator.events import (
     StopAsked,
     Tick,
 )
+from orchestrator.leases.lease_lifecycle import LeaseTurn
+from orchestrator.leases.leased_nodes import LeasedNodes
 from orchestrator.ledger.ingest import Chunk, Ingest
 from orchestrator.machines.node_plan import NodePlan
 from orchestrator.paths import take_requests

@@ -14,12 +14,12 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.controller import loop
 from orchestrator.controller.context import DriveSettings, RunContext, Timeouts
-from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.loop import Controller
 from orchestrator.controller.messages import FromStream, NodeTakenOver, NodeUp
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeTroubled
 from orchestrator.inventory.load import parse_inventory
+from orchestrator.leases.leased_nodes import LeasedNodes
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger

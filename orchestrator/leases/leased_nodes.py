@@ -23,7 +23,11 @@ from functools import partial
 
 import tenacity
 
-from orchestrator.controller.lease_lifecycle import (
+from orchestrator.errors import OrchestratorError, UnreachableError
+from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
+from orchestrator.leases.holder import rows_of
+from orchestrator.leases.lease import EndCause, Lease, LeaseState
+from orchestrator.leases.lease_lifecycle import (
     HELD,
     LeaseLifecycle,
     LeasePhase,
@@ -34,10 +38,6 @@ from orchestrator.controller.lease_lifecycle import (
     RunNodes,
     leases_wanted,
 )
-from orchestrator.errors import OrchestratorError, UnreachableError
-from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
-from orchestrator.leases.holder import rows_of
-from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.leases.poller import USUAL_S, PoolOrder, PoolPoller, PoolSnapshot
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import leased_nodes
 from orchestrator.controller.context import Timeouts
-from orchestrator.controller.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, Pool, ReadyNode, leases_wanted
-from orchestrator.controller.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
 from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
-from orchestrator.leases import holder, poller
+from orchestrator.leases import holder, leased_nodes, poller
 from orchestrator.leases.lease import EndCause, Lease
+from orchestrator.leases.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, Pool, ReadyNode, leases_wanted
+from orchestrator.leases.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from orchestrator.controller.lease_lifecycle import Pool, ReadyNode
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.lease import Lease, LeaseSource, LeaseState
+from orchestrator.leases.lease_lifecycle import Pool, ReadyNode
 from orchestrator.machines.check_script import ARGV, TIMEOUT_S, script
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.node_check import NodeReport, check_node
@@ -129,11 +129,6 @@ def plan_unseen(node: Node, run: str) -> NodePlan:
     """The plan of a pool's first lease, as far as it is known before: its GPUs are numbered from 0."""
     granted = {GRANTED[0]: ",".join(map(str, range(AUTO_GPUS)))}
     return plan_lease(node.model_copy(update={"name": f"{node.name}-1"}), run, NodeFacts({}), granted)[0]
-
-
-def machines_of(inventory: Inventory) -> Inventory:
-    """The inventory without its pools."""
-    return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
 
 
 def make_ready(inventory: Inventory, run: str, pool: Pool, lease: Lease, name: str) -> ReadyNode:
