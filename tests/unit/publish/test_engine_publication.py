@@ -88,7 +88,7 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
         "| A1 | base", "--linear-backend triton",
     ):  # fmt: skip
         assert line in document["body"], line
-    assert f"# not in this checkout: {SCRIPT}" not in document["body"]
+    assert f"# {SCRIPT} is not in the tree" not in document["body"]
     alone = publish(moe, "--onto", vllm, "--branch", "moe")
     assert list(alone["files"]) == [MOE_FILE]
     assert "linear" not in alone["body"]
