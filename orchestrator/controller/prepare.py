@@ -14,16 +14,15 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.command_hints import command
-from orchestrator.controller.cost_samples import gather_cost_samples
 from orchestrator.controller.pools import check_pools, machines_of, plan_unseen, pool_note, slots_of
 from orchestrator.controller.prepared_run import PreparedRun
 from orchestrator.controller.request import RunRequest
-from orchestrator.controller.skipped_shapes import Dropped, drop_tuned, tuned_times
 from orchestrator.engines import UNUSABLE, WARNING, Finding, find_engine
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
 from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.ledger.cost_samples import gather_cost_samples
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.machines.node_check import NodeReport, check_nodes
@@ -33,6 +32,7 @@ from orchestrator.paths import RunConfig, new_run_id
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan, memory_note, queue_of, risk_notes
 from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, estimate_worths
+from orchestrator.planning.skipped_shapes import Dropped, drop_tuned, tuned_times
 from orchestrator.results.recheck import chip_of_rows
 from orchestrator.shapes.captured_routings import read_captured
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, numbers
