@@ -122,7 +122,7 @@ def _refuse_gpus_with_two_names(inventory: Inventory, reports: Sequence[NodeRepo
 
 
 def _occupants_of(report: NodeReport, node: Node) -> Sequence[Occupant]:
-    """Who else computes on a node that can be used."""
+    """Return the others that compute on a node that can be used."""
     return occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
 
 
