@@ -14,7 +14,6 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.command_hints import command
-from orchestrator.controller.pools import check_pools, machines_of, plan_unseen, pool_note, slots_of
 from orchestrator.controller.prepared_run import PreparedRun
 from orchestrator.controller.request import RunRequest
 from orchestrator.engines import UNUSABLE, WARNING, Finding, find_engine
@@ -22,6 +21,7 @@ from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
 from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.leases.pools import check_pools, plan_unseen, pool_note, slots_of
 from orchestrator.ledger.cost_samples import gather_cost_samples
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.gpu_names import refuse_one_gpu_twice
@@ -117,7 +117,7 @@ def prepare(request: RunRequest) -> PreparedRun:
         skipped=dropped.skipped,
         values={shape: value.value for shape, value in worth.items()},
     )
-    occupied = _nodes_to_wait_for(machines.reports, machines_of(inputs.inventory), request.busy)
+    occupied = _nodes_to_wait_for(machines.reports, inputs.inventory.without_pools(), request.busy)
     queues = [queue_of(pool.name) for pool in machines.pools]
     plan = replace(
         plan,
@@ -179,7 +179,7 @@ def _read_inputs(request: RunRequest) -> RunInputs:
 def _ask_machines(request: RunRequest, inputs: RunInputs, run: str) -> RunMachines:
     """Ask the nodes and schedulers what they have, and plan the nodes. Raises NoUsableNodeError, InventoryError."""
     inventory = inputs.inventory
-    machines = machines_of(inventory)
+    machines = inventory.without_pools()
     to_ask = _nodes_to_ask(machines, inputs.spec, request.runs)
     if request.ask:
         reports = check_nodes(to_ask, runs=request.runs, accept_new_host_keys=request.accept_new_host_keys)

@@ -15,12 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.controller.pools import pools_of
 from orchestrator.controller.shutdown import StoppedNode
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.model import Inventory
+from orchestrator.leases.pools import pools_of
 from orchestrator.ledger.reader import Counts, LedgerReader
 from orchestrator.machines.node_link import engine_of, transport_of
 from orchestrator.machines.node_plan import NodePlan, plan_nodes

@@ -23,22 +23,21 @@ from functools import partial
 
 import tenacity
 
-from orchestrator.controller.lease_lifecycle import (
-    HELD,
-    LeaseLifecycle,
-    LeasePhase,
-    LeaseTurn,
-    MadeNode,
-    MakeNode,
-    Pool,
-    leases_wanted,
-)
-from orchestrator.controller.node_registry import NodeRegistry
-from orchestrator.controller.shutdown import Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.lease import EndCause, Lease, LeaseState
+from orchestrator.leases.lease_lifecycle import (
+    HELD,
+    LeaseLifecycle,
+    LeasePhase,
+    LeaseTurn,
+    MakeReady,
+    Pool,
+    ReadyNode,
+    RunNodes,
+    leases_wanted,
+)
 from orchestrator.leases.poller import USUAL_S, PoolOrder, PoolPoller, PoolSnapshot
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
@@ -77,23 +76,21 @@ class LeasedNodes:
     def __init__(
         self,
         pools: Sequence[Pool],
-        make: MakeNode,
+        make_ready: MakeReady,
         *,
         known: Sequence[Node],
-        other_slots: Callable[[], int] = lambda: 0,
+        other_slots: int = 0,
         hold: bool = False,
         grow: bool = True,
-        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`known`: nodes of leases that earlier controllers had. `other_slots`: gives the number of slots of nodes
-        without a lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for
-        none. `wake` is called, in any thread, when there is something for the next turn."""
+        """`known`: nodes of leases that earlier controllers had. `other_slots`: the number of slots of nodes without a
+        lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for none."""
         self._pools = {pool.name: pool for pool in pools}
-        self._make = make
+        self._make_ready = make_ready
         self._other_slots = other_slots
         self._hold = hold
         self._grow = grow and bool(pools)
-        self._wake = wake
+        self._wake: Callable[[], None] = lambda: None
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
         self._closing = threading.Event()
@@ -119,13 +116,15 @@ class LeasedNodes:
         phase = LeasePhase.ENDED if has_ended else LeasePhase.QUEUED
         return LeaseLifecycle(self._pools[node.pool], Lease(node.lease, state), node.name, phase)
 
-    def start(self) -> None:
-        """Ask for the leases that each pool starts with."""
+    def start(self, wake: Callable[[], None]) -> None:
+        """Ask for the leases that each pool starts with. `wake` is called, in any thread, when there is something for
+        the next turn."""
+        self._wake = wake
         for pool in self._pools.values():
             pool.want = pool.floor if self._grow else 0
             pool.poller.start()
 
-    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn:
+    def turn(self, policy: Policy, registry: RunNodes, now: float) -> LeaseTurn:
         """Return what changed since the last turn. `now` in epoch seconds."""
         turn = LeaseTurn()
         while not self._news.empty():
@@ -245,24 +244,24 @@ class LeasedNodes:
 
     def _prepare(self, life: LeaseLifecycle) -> None:
         """Check the lease's machine and make its node. In a thread."""
-        made = None
+        ready = None
         why = ""
         try:
             retrying = self._retry_unreachable(lambda attempts: life.phase is LeasePhase.GRANTED)
-            made = retrying(self._make, life.pool.name, life.lease, life.node)
+            ready = retrying(self._make_ready, life.pool, life.lease, life.node)
         except OrchestratorError as e:
             why = str(e)
         except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
             why = f"{type(e).__name__}: {e}"
-        self._tell(lambda turn: self._prepared(life, made, why, turn))
+        self._tell(lambda turn: self._prepared(life, ready, why, turn))
 
-    def _prepared(self, life: LeaseLifecycle, made: MadeNode | None, why: str, turn: LeaseTurn) -> None:
-        """The lease is a node now (`made`), or cannot be used, because of `why`: then it is given back, and counts as
+    def _prepared(self, life: LeaseLifecycle, ready: ReadyNode | None, why: str, turn: LeaseTurn) -> None:
+        """The lease is a node now (`ready`), or cannot be used, because of `why`: then it is given back, and counts as
         one that was never ready."""
         if life.phase is not LeasePhase.GRANTED:
             return  # it ended meanwhile
         lease, pool = life.lease, life.pool
-        if made is None:
+        if ready is None:
             turn.note(f"{life.node}: lease {lease.id} cannot be used and is given back: {why}", bad=True)
             pool.failures.append(why)
             life.phase = LeasePhase.ENDED
@@ -270,10 +269,10 @@ class LeasedNodes:
             return
         life.phase = LeasePhase.NODE
         pool.failures.clear()
-        driver = made.driver()
+        slots = ready.plan.slots
         ends_at = lease.ends_at or 0.0
-        turn.events.append(NodeExpected(life.node, driver.slots, made.host, made.gpus, lease.id, pool.name, ends_at))
-        turn.start.append(driver)
+        turn.events.append(NodeExpected(life.node, slots, ready.host, ready.gpus, lease.id, pool.name, ends_at))
+        turn.start.append(ready)
 
     def _retry_unreachable(self, is_awaited: Callable[[int], bool]) -> tenacity.Retrying:
         """Retries a call that finds the way broken, for REACH_S at most. It stops earlier if `is_awaited`, which gets
@@ -332,7 +331,7 @@ class LeasedNodes:
         life.phase = LeasePhase.ENDED
         turn.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
-    def _prepare_ends(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
+    def _prepare_ends(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Drain nodes near the time limit of their lease. Shut a node down when it is idle then, or when its workers
         need the rest of the time to close their books."""
         for life in self._working(registry):
@@ -348,7 +347,7 @@ class LeasedNodes:
                 life.cause = EndCause.TIME_LIMIT
                 self._shut_down(life, registry)
 
-    def _working(self, registry: NodeRegistry) -> list[LeaseLifecycle]:
+    def _working(self, registry: RunNodes) -> list[LeaseLifecycle]:
         """Leases whose node the loop has."""
         lives = self._lives.values()
         return [life for life in lives if life.phase is LeasePhase.NODE and registry.has(life.node)]
@@ -359,10 +358,9 @@ class LeasedNodes:
             turn.events.append(NodeDraining(life.node))
             turn.note(f"{life.node} takes no more work: {why}")
 
-    def _shut_down(self, life: LeaseLifecycle, registry: NodeRegistry) -> None:
+    def _shut_down(self, life: LeaseLifecycle, registry: RunNodes) -> None:
         life.phase = LeasePhase.LEAVING
-        life.shutdown = Shutdown(registry, registry.timeouts.stop, tidy=True)
-        life.shutdown.begin([registry.drivers[life.node]])
+        life.shutdown = registry.begin_shutdown(life.node)
 
     def _give_back(self, turn: LeaseTurn, now: float) -> None:
         """Give back the leases whose nodes are shut down."""
@@ -375,13 +373,13 @@ class LeasedNodes:
                 life.is_unwanted = True
                 self._end(life, life.cause, "given back", turn)
 
-    def _excuse_unreachable(self, registry: NodeRegistry) -> None:
+    def _excuse_unreachable(self, registry: RunNodes) -> None:
         """Keep nodes that are out of reach from being given up while their scheduler does not answer either."""
         for life in self._working(registry):
             if 0.0 < life.pool.poller.silent_s < AWAY_S:
                 registry.record_progress(life.node, registry.trouble_of(life.node))
 
-    def _keep_size(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
+    def _keep_size(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Set how many leases the work needs, and shut down nodes that were idle for long, or whose host is in
         quarantine."""
         in_quarantine = policy.quarantined_hosts(now)
@@ -413,7 +411,7 @@ class LeasedNodes:
     def _set_wanted(self, policy: Policy) -> None:
         """Set how many leases each pool is to hold."""
         places = policy.hosts_needed()
-        wanted = leases_wanted([*self._pools.values()], policy.backlog_s(), self._other_slots(), places)
+        wanted = leases_wanted([*self._pools.values()], policy.backlog_s(), self._other_slots, places)
         held = Counter(life.pool.name for life in self._lives.values() if life.phase in HELD)
         for name, pool in self._pools.items():
             # what works already is given back when it is idle, not before; and only work that waits needs more
