@@ -103,7 +103,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The nodes without work; one that is to be given back is not really shut down."""
     idle: list[str] = []
     monkeypatch.setattr(Policy, "idle_nodes", lambda _: idle)
-    monkeypatch.setattr(LeasedNodes, "_shut_down", lambda _, x, registry: setattr(x, "phase", LeasePhase.LEAVING))
+    monkeypatch.setattr(LeasedNodes, "_shut_down_node", lambda _, x, registry: setattr(x, "phase", LeasePhase.LEAVING))
     return idle
 
 
