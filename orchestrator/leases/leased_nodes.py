@@ -3,8 +3,8 @@
 The controller's loop calls `LeasedNodes.turn`, which never waits. A turn goes in this order: take the news of the
 threads, drain nodes whose lease ends soon, give back leases whose nodes are shut down, set how many leases the work
 needs, and order the missing ones. The thread of a pool's poller (leases/poller.py) talks to its scheduler, and a few
-threads prepare nodes (`_prepare_node`) and fetch what ended leases left (`_fetch_leftovers`). Each hands its news, a function, to
-the next turn by `_tell`.
+threads prepare nodes (`_prepare_node`) and fetch what ended leases left (`_fetch_leftovers`). Each hands its news, a
+function, to the next turn by `_tell`.
 
 The neighbours: lease_lifecycle.py has the data and draws the phases of a lease, and pool_size.py says how many leases
 the work needs.
@@ -253,8 +253,10 @@ class LeasedNodes:
     def _take_prepared(self, life: LeaseLifecycle, ready: ReadyNode | None, why: str, turn: LeaseTurn) -> None:
         """Have the loop drive the node that a lease has become. If it cannot be used (`ready` is None, because of
         `why`), give the lease back; it counts as one that was never ready."""
-        if life.phase is not LeasePhase.GRANTED:
-            return  # it ended meanwhile
+        if life.phase is not LeasePhase.GRANTED:  # it ended meanwhile
+            if ready is not None:
+                self._threads.submit(ready.transport.close)
+            return
         lease, pool = life.lease, life.pool
         if ready is None:
             turn.note(f"{life.node}: lease {lease.id} cannot be used and is given back: {why}", bad=True)
