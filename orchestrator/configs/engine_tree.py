@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, other_values_error
-from orchestrator.configs.journal import MergeJournal
+from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, compare_answers
 from orchestrator.configs.winners import WinnerFile, describe_layer, layers_of
 from orchestrator.errors import InputError
 from worker.foreign.runner import ForeignCodeError
-from worker.text import Finding, and_more
+from worker.text import and_more
 from worker.triton_configs.config_file import Bucket, indent_of
 from worker.triton_configs.engine_package import (
     OVERRIDE,
@@ -57,11 +56,6 @@ DEVICE_SPELLINGS = (
 )
 """Names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another."""
 T = TypeVar("T")
-
-
-def journal_of(root: Path) -> MergeJournal:
-    """The journal of the merges into an engine's package or an override folder."""
-    return MergeJournal(root / "gemmfleet-merges.jsonl", root)
 
 
 class EngineTarget(NamedTuple):
@@ -251,7 +245,7 @@ class EngineTree:
                 if layer not in layers_of(winner.measured):
                     self.notes.append(f"{file_name}: {bucket} was not measured for {describe_layer(layer)}")
 
-    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+    def faults(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[str]:
         """Ranges that were not measured at both ends, by a layer that was measured there."""
         for name, winner in winner_file.winners.items():
             missing: set[int] = set()
@@ -259,7 +253,7 @@ class EngineTree:
                 measured_ms = {row.m for row in winner.measured if row.layer == layer}
                 missing |= {winner.place.first, winner.place.last} - measured_ms
             for m in sorted(missing):
-                yield Finding("error", "end", str(plan.target), 0, f"was not measured at M={m}, its end", name)
+                yield f"{plan.target.name}: {name}: was not measured at M={m}, its end"
 
     def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The range that holds an M."""
@@ -285,8 +279,9 @@ class EngineTree:
             ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
             for layer in winner_file.layers:
                 for m in sorted(ends):
+                    name = f"M={m} {describe_layer(layer)}"
                     before = range_at(old, m).values
-                    lookups.append(PlannedLookup((layer, m), before, range_at(new, m).values))
+                    lookups.append(PlannedLookup(name, (layer, m), before, range_at(new, m).values))
         self._note_aliases(list(winner_files.values()))
         changed = {change.path for change in changes}
         for folder in {path.parent for path in changed}:
@@ -311,11 +306,7 @@ class EngineTree:
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
         """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""
         answers = self._ask(configs_at, [lookup.call for lookup in lookups], answers=len(lookups))
-        for lookup, values in zip(lookups, answers, strict=True):
-            if values != (lookup.after if after else lookup.before):
-                layer, m = lookup.call
-                function = f"{PROJECT_NAMES[self.project]}'s look-up"
-                raise other_values_error(self.root, function, after, f"M={m} {describe_layer(layer)}", values)
+        compare_answers(self.root, f"{PROJECT_NAMES[self.project]}'s look-up", lookups, answers, after=after)
         changed = [path for path, content in self._files_beside.items() if path.read_bytes() != content]
         if changed:
             raise InputError([f"{path}: was changed meanwhile" for path in changed])
