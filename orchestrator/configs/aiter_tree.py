@@ -24,7 +24,7 @@ from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, bucke
 from worker.triton_configs.tree_files import FilePlan, list_files, plan_file
 
 
-def journal_of(root: Path) -> MergeJournal:
+def aiter_journal(root: Path) -> MergeJournal:
     """The journal of a tree's merges. Raises InputError where the tree has no configs."""
     folder = root / CONFIGS
     if not folder.is_dir():

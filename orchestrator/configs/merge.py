@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator import __version__
-from orchestrator.configs import aiter_tree
-from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions
+from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupTrial
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
@@ -135,7 +134,7 @@ def _open_aiter(
     winner_files: Sequence[WinnerFile], root: Path, default_files: DefaultFileOptions
 ) -> Iterator[MergeTarget]:
     """The target of a merge into a tree of AITER, with its journal locked. Raises InputError."""
-    journal = aiter_tree.journal_of(root)
+    journal = aiter_journal(root)
     with journal.writing():
         devices = _by_device(winner_files)
         yield MergeTarget(root, journal, {device: AiterTree(root, device.name, default_files) for device in devices})
