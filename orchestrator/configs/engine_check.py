@@ -28,7 +28,6 @@ from worker.triton_configs.engine_package import (
     OVERRIDE,
     EnginePackage,
     ServingEngineError,
-    locate_engine,
 )
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
@@ -52,7 +51,7 @@ it: `{"...": {"status": "ok", "spills": 0}}`."""
 
 
 def check(
-    root: Path,
+    package: EnginePackage,
     device: str | None,
     sizes: Mapping[str, int],
     *,
@@ -63,7 +62,6 @@ def check(
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `override`: those of
     this override folder of vLLM instead. `compiling`: and compile their entries. Returns the document of `--json`.
     Raises ServingEngineError, ForeignCodeError."""
-    package = locate_engine(root)
     if override and package.project != "vllm":
         engine = f"{package.folder} is of {package.project}"
         raise ServingEngineError(f"{OVERRIDE} is vLLM's, and {engine}: name a vLLM with --engine")

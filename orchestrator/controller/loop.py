@@ -1,6 +1,6 @@
 """The loop that drives a run: it takes messages, updates ledger and policy, and carries out decisions.
 
-drive.py makes a `Controller`, adds the drivers of the nodes, and calls `run`. Each turn (`_take_turn`) takes what the
+drive.py makes a `Controller` and calls `run`. Each turn (`_take_turn`) takes what the
 drivers' threads posted, makes events of it (node_reports.py), lets the policy decide, and carries the decisions out
 (outbox.py). Which nodes there are is in node_registry.py, and leases are looked after by leased_nodes.py. How a run
 ends is decided in `_loop`: every shape is settled, it was stopped (`_stopped`), or nothing is left to work on.
@@ -17,13 +17,12 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from orchestrator.controller.context import RunContext, StopLimits
-from orchestrator.controller.lease_lifecycle import LeaseTurn
-from orchestrator.controller.leased_nodes import LeasedNodes
+from orchestrator.controller.deployment import make_driver, plan_newcomers
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.messages import FromStream, Message, Taken
 from orchestrator.controller.node_driver import NodeDriver
@@ -44,8 +43,12 @@ from orchestrator.events import (
     StopAsked,
     Tick,
 )
+from orchestrator.leases.lease_lifecycle import LeaseTurn
+from orchestrator.leases.leased_nodes import LeasedNodes
 from orchestrator.ledger.ingest import Chunk, Ingest
+from orchestrator.machines.node_plan import NodePlan
 from orchestrator.paths import take_requests
+from orchestrator.transport.base import Transport
 from orchestrator.view.live import LiveStatus
 from worker.text import plural
 
@@ -64,13 +67,14 @@ class Controller:
         context: RunContext,
         live_status: LiveStatus,
         leases: LeasedNodes,
-        newcomers: Callable[[Collection[str]], list[NodeDriver]],
+        plans: Sequence[NodePlan],
         *,
+        launch: bool,
         interrupts: Sequence[int],
         cancel: bool,
     ) -> None:
-        """`newcomers`: makes drivers of the nodes that were added to the inventory, given the names of the nodes that
-        the run has. `interrupts`: one entry for each Ctrl-C so far. `cancel`: only stop the workers and read their last
+        """`plans`: the machines to drive from the beginning. `launch`: False takes over the running workers and starts
+        none. `interrupts`: one entry for each Ctrl-C so far. `cancel`: only stop the workers and read their last
         records."""
         policy, ledger = context.policy, context.ledger
         self._context = context
@@ -79,7 +83,8 @@ class Controller:
         self._timeouts = context.timeouts
         self._live_status = live_status
         self._leases = leases
-        self._newcomers = newcomers
+        self._plans = plans
+        self._launch = launch
         self._interrupts = interrupts
         self._limits = Limits(ledger, context.config)
         self.limited = ""
@@ -92,8 +97,6 @@ class Controller:
         ingest = Ingest(ledger, policy.state)
         self._reports = NodeReports(context, self._registry, ingest, live_status, leases.check_lease_of)
         self._outbox = Outbox(context, self._registry)
-        self._first: list[NodeDriver] = []
-        """The drivers with which the run begins."""
         self._known = {node.name for node in policy.state.nodes.values() if not node.lease}
         """Nodes that an earlier controller of this run had, leases apart."""
         self._stop_since: float | None = None
@@ -116,22 +119,19 @@ class Controller:
         with contextlib.suppress(queue.Full):  # a full queue starts a turn anyway
             self._queue.put_nowait(None)
 
-    def add(self, driver: NodeDriver) -> None:
-        """Add a node before `run`."""
-        self._first.append(driver)
-
     def run(self, also: Iterable[Event] = ()) -> str:
         """Drive the run; return finished, interrupted or cancelled. Raise NoUsableNodeError, TakenOverError."""
-        removed = sorted(self._known - {driver.node for driver in self._first})
+        drivers = [self._make_driver(plan) for plan in self._plans]
+        removed = sorted(self._known - {driver.node for driver in drivers})
         lost = [NodeLost(node, "it is no longer in the inventory") for node in removed]
-        expected = [NodeExpected(driver.node, driver.slots) for driver in self._first]
+        expected = [NodeExpected(driver.node, driver.slots) for driver in drivers]
         self._transact([], first=[Resumed(self._context.epoch), *lost, *expected, *also])
         if self._policy.done and not self._known:
-            self._sum_up({driver.node: StoppedNode(None) for driver in self._first})
+            self._sum_up({driver.node: StoppedNode(None) for driver in drivers})
             return "finished"  # all shapes were tuned before, and no node has files of this run
-        for driver in self._first:
+        for driver in drivers:
             self._registry.start(driver)
-        self._leases.start()
+        self._leases.start(self.wake)
         release = True
         try:
             state = self._loop()
@@ -179,8 +179,11 @@ class Controller:
         for event in turn.events:
             if isinstance(event, LeaseEnded):
                 self._registry.remove(event.node)
-        for driver in turn.start:
-            self._registry.start(driver)
+        for ready in turn.start:
+            self._registry.start(self._make_driver(ready.plan, ready.transport))
+
+    def _make_driver(self, plan: NodePlan, transport: Transport | None = None) -> NodeDriver:
+        return make_driver(self._context, plan, self.post, transport, launch=self._launch)
 
     def _messages(self) -> list[Message]:
         """The messages of a turn: those left over, and up to 512 in all. Wait for the first if there is none."""
@@ -235,7 +238,8 @@ class Controller:
     def _let_join(self) -> list[Event]:
         """Start the nodes that were added to the run's inventory."""
         try:
-            drivers = self._newcomers(self._registry.drivers.keys())
+            plans = plan_newcomers(self._context.paths, self._context.config, self._registry.drivers.keys())
+            drivers = [self._make_driver(plan) for plan in plans]
         except OrchestratorError as e:
             self._context.note(f"no node could join: {e}", bad=True)
             return []
@@ -331,8 +335,9 @@ class Controller:
 
     def _stop(self, drivers: Iterable[NodeDriver], pace: StopLimits, *, tidy: bool) -> None:
         """Stop the workers of these nodes, and read their last messages."""
-        shutdown = Shutdown(self._registry, pace, tidy=tidy)
-        shutdown.begin(drivers)
+        shutdown = Shutdown(pace, tidy=tidy)
+        for driver in drivers:
+            shutdown.begin(driver, is_up=self._registry.session_of(driver.node) is not None)
         self._listen(pace.limit_s, shutdown.is_done)
         self._sum_up(shutdown.close())
 
@@ -340,11 +345,12 @@ class Controller:
         """Cancel a run that has no controller. Stop each node once its records are read; do not wait long for any."""
         limits = self._timeouts.cancel
         if self._shutdown is None:
-            self._shutdown = Shutdown(self._registry, limits, tidy=True)
+            self._shutdown = Shutdown(limits, tidy=True)
         read_out = self._reports.read_out
         waits_for_records = waited < limits.limit_s / 2
-        reached = self._registry.reached_drivers()
-        self._shutdown.begin(driver for driver in reached if driver.node in read_out or not waits_for_records)
+        for driver in self._registry.reached_drivers():
+            if driver.node in read_out or not waits_for_records:
+                self._shutdown.begin(driver, is_up=True)
         awaited = self._registry.coming - self._registry.troubled
         if waits_for_records:
             awaited |= self._registry.reached - read_out

@@ -6,7 +6,8 @@ needs, and order the missing ones. The thread of a pool's poller (leases/poller.
 threads prepare nodes (`_prepare`) and fetch what ended leases left (`_bring_home`). Each hands its news, a function, to
 the next turn by `_tell`.
 
-lease_lifecycle.py has the data and draws the phases of a lease.
+The neighbours: lease_lifecycle.py has the data and draws the phases of a lease, and pool_size.py says how many leases
+the work needs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import queue
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,23 +23,21 @@ from functools import partial
 
 import tenacity
 
-from orchestrator.controller.lease_lifecycle import (
-    HELD,
-    LeaseLifecycle,
-    LeasePhase,
-    LeaseTurn,
-    MadeNode,
-    MakeNode,
-    Pool,
-    leases_wanted,
-)
-from orchestrator.controller.node_registry import NodeRegistry
-from orchestrator.controller.shutdown import Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.lease import EndCause, Lease, LeaseState
+from orchestrator.leases.lease_lifecycle import (
+    LeaseLifecycle,
+    LeasePhase,
+    LeaseTurn,
+    MakeReady,
+    Pool,
+    ReadyNode,
+    RunNodes,
+)
 from orchestrator.leases.poller import USUAL_S, PoolOrder, PoolPoller, PoolSnapshot
+from orchestrator.leases.pool_size import PoolSizes
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
@@ -52,9 +50,6 @@ NO_MORE_CLAIMS_S = 120.0
 """This long before its time limit a lease takes no more work; of a short lease at most a quarter of its time."""
 BOOKS_S = 30.0
 """This long before its time limit the workers of a lease close their books; at most an eighth of its time."""
-PLACE_S = 600.0
-"""Longest time that a shape waits, with nothing else going on, for a machine that can confirm it (it did not run
-there)."""
 AVOID_S = 600.0
 """A host is left out of requests for this long after it was in quarantine."""
 AWAY_S = 600.0
@@ -77,23 +72,21 @@ class LeasedNodes:
     def __init__(
         self,
         pools: Sequence[Pool],
-        make: MakeNode,
+        make_ready: MakeReady,
         *,
         known: Sequence[Node],
-        other_slots: Callable[[], int] = lambda: 0,
+        other_slots: int = 0,
         hold: bool = False,
         grow: bool = True,
-        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`known`: nodes of leases that earlier controllers had. `other_slots`: gives the number of slots of nodes
-        without a lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for
-        none. `wake` is called, in any thread, when there is something for the next turn."""
+        """`known`: nodes of leases that earlier controllers had. `other_slots`: the number of slots of nodes without a
+        lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for none."""
         self._pools = {pool.name: pool for pool in pools}
-        self._make = make
-        self._other_slots = other_slots
+        self._make_ready = make_ready
+        self._sizes = PoolSizes(pools, other_slots)
         self._hold = hold
         self._grow = grow and bool(pools)
-        self._wake = wake
+        self._wake: Callable[[], None] = lambda: None
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
         self._closing = threading.Event()
@@ -105,9 +98,6 @@ class LeasedNodes:
         for pool in pools:
             pool.floor = pool.minimum
             pool.poller = PoolPoller(pool.name, pool.source, partial(self._report_snapshot, pool))
-        self._last_change = 0.0
-        """The time at which the number of settled shapes changed last."""
-        self._settled = -1
         self._sick_hosts: dict[str, float] = {}
         """Host -> when it was in quarantine last; those of the last AVOID_S."""
         self._may_grow: bool | None = None
@@ -119,13 +109,15 @@ class LeasedNodes:
         phase = LeasePhase.ENDED if has_ended else LeasePhase.QUEUED
         return LeaseLifecycle(self._pools[node.pool], Lease(node.lease, state), node.name, phase)
 
-    def start(self) -> None:
-        """Ask for the leases that each pool starts with."""
+    def start(self, wake: Callable[[], None]) -> None:
+        """Ask for the leases that each pool starts with. `wake` is called, in any thread, when there is something for
+        the next turn."""
+        self._wake = wake
         for pool in self._pools.values():
             pool.want = pool.floor if self._grow else 0
             pool.poller.start()
 
-    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn:
+    def turn(self, policy: Policy, registry: RunNodes, now: float) -> LeaseTurn:
         """Return what changed since the last turn. `now` in epoch seconds."""
         turn = LeaseTurn()
         while not self._news.empty():
@@ -245,24 +237,24 @@ class LeasedNodes:
 
     def _prepare(self, life: LeaseLifecycle) -> None:
         """Check the lease's machine and make its node. In a thread."""
-        made = None
+        ready = None
         why = ""
         try:
             retrying = self._retry_unreachable(lambda attempts: life.phase is LeasePhase.GRANTED)
-            made = retrying(self._make, life.pool.name, life.lease, life.node)
+            ready = retrying(self._make_ready, life.pool, life.lease, life.node)
         except OrchestratorError as e:
             why = str(e)
         except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
             why = f"{type(e).__name__}: {e}"
-        self._tell(lambda turn: self._prepared(life, made, why, turn))
+        self._tell(lambda turn: self._prepared(life, ready, why, turn))
 
-    def _prepared(self, life: LeaseLifecycle, made: MadeNode | None, why: str, turn: LeaseTurn) -> None:
-        """The lease is a node now (`made`), or cannot be used, because of `why`: then it is given back, and counts as
+    def _prepared(self, life: LeaseLifecycle, ready: ReadyNode | None, why: str, turn: LeaseTurn) -> None:
+        """The lease is a node now (`ready`), or cannot be used, because of `why`: then it is given back, and counts as
         one that was never ready."""
         if life.phase is not LeasePhase.GRANTED:
             return  # it ended meanwhile
         lease, pool = life.lease, life.pool
-        if made is None:
+        if ready is None:
             turn.note(f"{life.node}: lease {lease.id} cannot be used and is given back: {why}", bad=True)
             pool.failures.append(why)
             life.phase = LeasePhase.ENDED
@@ -270,10 +262,10 @@ class LeasedNodes:
             return
         life.phase = LeasePhase.NODE
         pool.failures.clear()
-        driver = made.driver()
+        slots = ready.plan.slots
         ends_at = lease.ends_at or 0.0
-        turn.events.append(NodeExpected(life.node, driver.slots, made.host, made.gpus, lease.id, pool.name, ends_at))
-        turn.start.append(driver)
+        turn.events.append(NodeExpected(life.node, slots, ready.host, ready.gpus, lease.id, pool.name, ends_at))
+        turn.start.append(ready)
 
     def _retry_unreachable(self, is_awaited: Callable[[int], bool]) -> tenacity.Retrying:
         """Retries a call that finds the way broken, for REACH_S at most. It stops earlier if `is_awaited`, which gets
@@ -332,7 +324,7 @@ class LeasedNodes:
         life.phase = LeasePhase.ENDED
         turn.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
-    def _prepare_ends(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
+    def _prepare_ends(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Drain nodes near the time limit of their lease. Shut a node down when it is idle then, or when its workers
         need the rest of the time to close their books."""
         for life in self._working(registry):
@@ -348,7 +340,7 @@ class LeasedNodes:
                 life.cause = EndCause.TIME_LIMIT
                 self._shut_down(life, registry)
 
-    def _working(self, registry: NodeRegistry) -> list[LeaseLifecycle]:
+    def _working(self, registry: RunNodes) -> list[LeaseLifecycle]:
         """Leases whose node the loop has."""
         lives = self._lives.values()
         return [life for life in lives if life.phase is LeasePhase.NODE and registry.has(life.node)]
@@ -359,10 +351,9 @@ class LeasedNodes:
             turn.events.append(NodeDraining(life.node))
             turn.note(f"{life.node} takes no more work: {why}")
 
-    def _shut_down(self, life: LeaseLifecycle, registry: NodeRegistry) -> None:
+    def _shut_down(self, life: LeaseLifecycle, registry: RunNodes) -> None:
         life.phase = LeasePhase.LEAVING
-        life.shutdown = Shutdown(registry, registry.timeouts.stop, tidy=True)
-        life.shutdown.begin([registry.drivers[life.node]])
+        life.shutdown = registry.begin_shutdown(life.node)
 
     def _give_back(self, turn: LeaseTurn, now: float) -> None:
         """Give back the leases whose nodes are shut down."""
@@ -375,19 +366,19 @@ class LeasedNodes:
                 life.is_unwanted = True
                 self._end(life, life.cause, "given back", turn)
 
-    def _excuse_unreachable(self, registry: NodeRegistry) -> None:
+    def _excuse_unreachable(self, registry: RunNodes) -> None:
         """Keep nodes that are out of reach from being given up while their scheduler does not answer either."""
         for life in self._working(registry):
             if 0.0 < life.pool.poller.silent_s < AWAY_S:
                 registry.record_progress(life.node, registry.trouble_of(life.node))
 
-    def _keep_size(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
+    def _keep_size(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Set how many leases the work needs, and shut down nodes that were idle for long, or whose host is in
         quarantine."""
         in_quarantine = policy.quarantined_hosts(now)
         self._sick_hosts.update(dict.fromkeys(in_quarantine, now))
         self._sick_hosts = {host: t for host, t in self._sick_hosts.items() if now - t < AVOID_S}
-        self._set_wanted(policy)
+        self._sizes.set_wanted(policy, self._lives.values())
         idle_nodes = set(policy.idle_nodes())
         for life in self._working(registry):
             if life.is_draining:
@@ -405,38 +396,10 @@ class LeasedNodes:
                 continue
             self._drain(life, why, turn)
             self._shut_down(life, registry)
-        may_grow = self._is_lease_awaited(policy, now)
+        may_grow = self._sizes.may_grow(policy, self._lives.values(), now)
         if may_grow != self._may_grow:
             self._may_grow = may_grow
             turn.events.append(FleetMayGrow(may_grow))
-
-    def _set_wanted(self, policy: Policy) -> None:
-        """Set how many leases each pool is to hold."""
-        places = policy.hosts_needed()
-        wanted = leases_wanted([*self._pools.values()], policy.backlog_s(), self._other_slots(), places)
-        held = Counter(life.pool.name for life in self._lives.values() if life.phase in HELD)
-        for name, pool in self._pools.items():
-            # what works already is given back when it is idle, not before; and only work that waits needs more
-            least = max(held[name], pool.floor)
-            most = wanted[name] if policy.has_waiting or places else least + len(pool.queued)
-            pool.want = max(min(wanted[name], most), least)
-
-    def _is_lease_awaited(self, policy: Policy, now: float) -> bool:
-        """Return whether another lease may come that the work has a use for. If only shapes are left that need another
-        machine, we wait PLACE_S for it."""
-        state = policy.state
-        settled = state.tuned + state.failed
-        if settled != self._settled or not policy.hosts_needed() or state.running:
-            self._last_change = now
-            self._settled = settled
-        if now - self._last_change >= PLACE_S:
-            return False
-        lives = self._lives.values()
-        staying = Counter(life.pool.name for life in lives if life.phase in HELD and not life.is_draining)
-        for name, pool in self._pools.items():
-            if not pool.hopeless and (pool.queued or staying[name] < pool.maximum):
-                return True
-        return False
 
     def _order(self, pool: Pool, turn: LeaseTurn) -> None:
         """Have the poller give back the leases that are of no more use, and ask for those that are missing."""

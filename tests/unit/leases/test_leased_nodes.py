@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import leased_nodes
 from orchestrator.controller.context import Timeouts
-from orchestrator.controller.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, MadeNode, Pool, leases_wanted
-from orchestrator.controller.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
 from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
-from orchestrator.leases import holder, poller
+from orchestrator.leases import holder, leased_nodes, poller
 from orchestrator.leases.lease import EndCause, Lease
+from orchestrator.leases.lease_lifecycle import LeasePhase, LeaseTurn, Pool, ReadyNode
+from orchestrator.leases.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
+from orchestrator.leases.pool_size import LEASE_WORK_S, leases_wanted
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler
@@ -39,18 +39,19 @@ class Nodes:
         self.checked: list[str] = []
         """Leases whose machine was checked."""
         self.pool = Pool("pool", 1, most, 1, scheduler)
-        self.leased = LeasedNodes([self.pool], self.make, known=known)
+        self.leased = LeasedNodes([self.pool], self.make_ready, known=known)
         self.registry = NodeRegistry(Timeouts())
         self.policy.handle(WORK, time.time())
         self.turn()
-        self.leased.start()
+        self.leased.start(wake=lambda: None)
 
-    def make(self, pool: str, lease: Lease, name: str) -> MadeNode:
+    def make_ready(self, pool: Pool, lease: Lease, name: str) -> ReadyNode:
         self.checked.append(lease.id)
         if self.troubles:
             raise self.troubles.pop(0)
-        driver: Any = SimpleNamespace(node=name, slots=("0",), start=lambda: None)
-        return MadeNode(lambda: driver, lease.host, ("0",))
+        plan: Any = SimpleNamespace(node=name, slots=("0",))
+        transport: Any = None
+        return ReadyNode(plan, transport, lease.host, ("0",))
 
     def turn(self) -> LeaseTurn:
         """All that has changed so far."""
@@ -58,7 +59,8 @@ class Nodes:
         self.all.events += out.events
         self.all.notes += out.notes
         self.all.rows += out.rows
-        for driver in out.start:
+        for ready in out.start:
+            driver: Any = SimpleNamespace(node=ready.plan.node, start=lambda: None)
             self.registry.start(driver)
         return self.all
 
