@@ -1,15 +1,13 @@
 """The data of leased_nodes.py: the life of a lease, and what a run knows of a pool of leases.
 
-Only leased_nodes.py changes them. Slurm's and Kubernetes' leases live alike. `leases_wanted` computes how many each
-pool should hold.
+Only leased_nodes.py changes them (pool_size.py sets `Pool.want`). Slurm's and Kubernetes' leases live alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from math import ceil
 from typing import Protocol
 
 from orchestrator.events import Event
@@ -18,9 +16,6 @@ from orchestrator.leases.poller import PoolPoller, PoolSnapshot
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.machines.node_plan import NodePlan
 from orchestrator.transport.base import Transport
-
-LEASE_WORK_S = 600.0
-"""One more lease is worth asking for if there is this much work for each of its slots."""
 
 
 class LeasePhase(Enum):
@@ -150,21 +145,3 @@ class LeaseLifecycle:
 MakeReady = Callable[[Pool, Lease, str], ReadyNode]
 """Checks the machine of a pool's lease and plans its node under a name; called in a thread. Raises OrchestratorError if
 the machine cannot be used."""
-
-
-def leases_wanted(pools: Sequence[Pool], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
-    """Leases that each pool should hold, earlier pools filled first.
-
-    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: those of machines of our own.
-    `places`: leases that must be there whatever the backlog is, because shapes await confirmation on another machine.
-    """
-    left_s = backlog_s - other_slots * LEASE_WORK_S
-    wanted = {}
-    for pool in pools:
-        lease_s = pool.slots * LEASE_WORK_S
-        for_work = ceil(left_s / lease_s) if left_s > 0 else 0
-        count = min(pool.maximum, max(for_work, places))
-        wanted[pool.name] = count
-        left_s -= count * lease_s
-        places -= count
-    return wanted

@@ -6,7 +6,8 @@ needs, and order the missing ones. The thread of a pool's poller (leases/poller.
 threads prepare nodes (`_prepare`) and fetch what ended leases left (`_bring_home`). Each hands its news, a function, to
 the next turn by `_tell`.
 
-lease_lifecycle.py has the data and draws the phases of a lease.
+The neighbours: lease_lifecycle.py has the data and draws the phases of a lease, and pool_size.py says how many leases
+the work needs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import queue
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,7 +28,6 @@ from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDrai
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.lease import EndCause, Lease, LeaseState
 from orchestrator.leases.lease_lifecycle import (
-    HELD,
     LeaseLifecycle,
     LeasePhase,
     LeaseTurn,
@@ -36,9 +35,9 @@ from orchestrator.leases.lease_lifecycle import (
     Pool,
     ReadyNode,
     RunNodes,
-    leases_wanted,
 )
 from orchestrator.leases.poller import USUAL_S, PoolOrder, PoolPoller, PoolSnapshot
+from orchestrator.leases.pool_size import PoolSizes
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
@@ -51,9 +50,6 @@ NO_MORE_CLAIMS_S = 120.0
 """This long before its time limit a lease takes no more work; of a short lease at most a quarter of its time."""
 BOOKS_S = 30.0
 """This long before its time limit the workers of a lease close their books; at most an eighth of its time."""
-PLACE_S = 600.0
-"""Longest time that a shape waits, with nothing else going on, for a machine that can confirm it (it did not run
-there)."""
 AVOID_S = 600.0
 """A host is left out of requests for this long after it was in quarantine."""
 AWAY_S = 600.0
@@ -87,7 +83,7 @@ class LeasedNodes:
         lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for none."""
         self._pools = {pool.name: pool for pool in pools}
         self._make_ready = make_ready
-        self._other_slots = other_slots
+        self._sizes = PoolSizes(pools, other_slots)
         self._hold = hold
         self._grow = grow and bool(pools)
         self._wake: Callable[[], None] = lambda: None
@@ -102,9 +98,6 @@ class LeasedNodes:
         for pool in pools:
             pool.floor = pool.minimum
             pool.poller = PoolPoller(pool.name, pool.source, partial(self._report_snapshot, pool))
-        self._last_change = 0.0
-        """The time at which the number of settled shapes changed last."""
-        self._settled = -1
         self._sick_hosts: dict[str, float] = {}
         """Host -> when it was in quarantine last; those of the last AVOID_S."""
         self._may_grow: bool | None = None
@@ -385,7 +378,7 @@ class LeasedNodes:
         in_quarantine = policy.quarantined_hosts(now)
         self._sick_hosts.update(dict.fromkeys(in_quarantine, now))
         self._sick_hosts = {host: t for host, t in self._sick_hosts.items() if now - t < AVOID_S}
-        self._set_wanted(policy)
+        self._sizes.set_wanted(policy, self._lives.values())
         idle_nodes = set(policy.idle_nodes())
         for life in self._working(registry):
             if life.is_draining:
@@ -403,38 +396,10 @@ class LeasedNodes:
                 continue
             self._drain(life, why, turn)
             self._shut_down(life, registry)
-        may_grow = self._is_lease_awaited(policy, now)
+        may_grow = self._sizes.may_grow(policy, self._lives.values(), now)
         if may_grow != self._may_grow:
             self._may_grow = may_grow
             turn.events.append(FleetMayGrow(may_grow))
-
-    def _set_wanted(self, policy: Policy) -> None:
-        """Set how many leases each pool is to hold."""
-        places = policy.hosts_needed()
-        wanted = leases_wanted([*self._pools.values()], policy.backlog_s(), self._other_slots, places)
-        held = Counter(life.pool.name for life in self._lives.values() if life.phase in HELD)
-        for name, pool in self._pools.items():
-            # what works already is given back when it is idle, not before; and only work that waits needs more
-            least = max(held[name], pool.floor)
-            most = wanted[name] if policy.has_waiting or places else least + len(pool.queued)
-            pool.want = max(min(wanted[name], most), least)
-
-    def _is_lease_awaited(self, policy: Policy, now: float) -> bool:
-        """Return whether another lease may come that the work has a use for. If only shapes are left that need another
-        machine, we wait PLACE_S for it."""
-        state = policy.state
-        settled = state.tuned + state.failed
-        if settled != self._settled or not policy.hosts_needed() or state.running:
-            self._last_change = now
-            self._settled = settled
-        if now - self._last_change >= PLACE_S:
-            return False
-        lives = self._lives.values()
-        staying = Counter(life.pool.name for life in lives if life.phase in HELD and not life.is_draining)
-        for name, pool in self._pools.items():
-            if not pool.hopeless and (pool.queued or staying[name] < pool.maximum):
-                return True
-        return False
 
     def _order(self, pool: Pool, turn: LeaseTurn) -> None:
         """Have the poller give back the leases that are of no more use, and ask for those that are missing."""

@@ -18,8 +18,9 @@ from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
 from orchestrator.leases import holder, leased_nodes, poller
 from orchestrator.leases.lease import EndCause, Lease
-from orchestrator.leases.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, Pool, ReadyNode, leases_wanted
+from orchestrator.leases.lease_lifecycle import LeasePhase, LeaseTurn, Pool, ReadyNode
 from orchestrator.leases.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
+from orchestrator.leases.pool_size import LEASE_WORK_S, leases_wanted
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler
