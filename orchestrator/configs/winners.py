@@ -43,6 +43,15 @@ TABLE = "tuned.csv"
 COLUMNS = ("file", "bucket", "shape", "M", "caller", "count", "old_us", "new_us", "err_ratio", "document")
 
 
+class MeasuredEngine(NamedTuple):
+    """The engine whose kernel was measured: `("vllm", "0.33.0", "9f86d081884c7d65")`."""
+
+    project: str
+    version: str
+    source: str
+    """The beginning of the hash of the kernel's file."""
+
+
 class BucketPlace(NamedTuple):
     """A bucket of a file; for an engine the M that one key serves."""
 
@@ -60,8 +69,7 @@ class BucketPlace(NamedTuple):
     """Of an engine: the first M of the range."""
     last: int = 0
     """Of an engine: the last M of the range."""
-    engine: tuple[str, ...] = ()
-    """Of an engine: (project, version, hash of the kernel's file) of the one that was measured."""
+    engine: MeasuredEngine = MeasuredEngine("", "", "")
 
     def clashes_with(self, other: BucketPlace) -> bool:
         """True for ranges of one engine's file that overlap, or that two devices or engines measured."""
@@ -405,7 +413,7 @@ def _engine_place(document: Mapping[str, Any]) -> BucketPlace:
         key=key,
         first=first,
         last=last,
-        engine=tuple(str(document[name]) for name in ("project", "version", "source")),
+        engine=MeasuredEngine(*(str(document[name]) for name in MeasuredEngine._fields)),
     )
 
 

@@ -21,8 +21,8 @@ from orchestrator.configs import aiter_tree as merging
 from orchestrator.configs.aiter_trial import LoaderArguments, run_trial
 from orchestrator.configs.config_tree import LookupTrial
 from orchestrator.configs.default_readers import RECHECK_LIST
-from orchestrator.configs.journal import MergeJournal
-from orchestrator.configs.merge import merge_run, undo_merge
+from orchestrator.configs.journal import MergeJournal, undo_merge
+from orchestrator.configs.merge import merge_run
 from orchestrator.configs.winners import (
     AITER_FOLDER,
     DOCUMENT_FIELD,
