@@ -170,10 +170,10 @@ class Controller:
         given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
         leased = self._leases.turn(self._policy, self._registry, time.time())
         self._follow_leases(leased)
-        # read the rows that a lease left before its end is recorded
-        unread = self._reports.unread(leased.rows)
+        # read what the stream did not deliver of the files that a lease left, before the end of the lease is recorded
+        left_files = [FromStream(node, file) for node, file in leased.rows]
         last = [*self._stops_and_requests(), *given_up, *leased.events, Tick()]
-        self._transact([*messages, *unread], last=last, whole=bool(unread))
+        self._transact([*messages, *left_files], last=last, whole=bool(left_files))
 
     def _follow_leases(self, turn: LeaseTurn) -> None:
         """Start the nodes that became ready, and drop those whose lease is over."""
