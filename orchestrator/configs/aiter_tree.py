@@ -33,7 +33,7 @@ def aiter_journal(root: Path) -> MergeJournal:
 
 
 class DefaultFileOptions(NamedTuple):
-    """What a merge may do with default files, which every shape without a file of its own reads."""
+    """The options of a merge for default files, which every shape without a file of its own reads."""
 
     may_change: bool = False
     """They may change. Then every shape that reads a changed bucket must be among the run's measurements, through every

@@ -22,7 +22,7 @@ class PlannedLookup(NamedTuple):
     """A question to a project, and its answers before and after a merge."""
 
     shape: str
-    """What is asked for, in words: `GEMM-A16W16 M=64 N=1280 K=8192`."""
+    """The M and the shape that it asks for, in words: `GEMM-A16W16 M=64 N=1280 K=8192`."""
     call: Any
     """The arguments of its function: of AITER the keywords of `get_gemm_config`, of an engine (layer, M)."""
     before: Bucket

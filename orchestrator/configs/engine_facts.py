@@ -1,4 +1,4 @@
-"""What an engine says of layers: the paths of their files, and the config that it takes for each M.
+"""The answers of an engine about layers: the paths of their files, and the config that it takes for each M.
 
 `engine_tree.py` asks `layer_facts` before a merge and `configs_at` to prove it. Both load the engine's own code, so
 they run in a fresh process (`ask_engine`). Today's configs of a layer are ranges of M, such as
