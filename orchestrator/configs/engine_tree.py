@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, compare_answers
+from orchestrator.configs.decisions import describe_layer, layers_of
 from orchestrator.configs.engine_facts import LAST_M, LayerFacts, configs_at, layer_facts
-from orchestrator.configs.winners import WinnerFile, describe_layer, layers_of
+from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from worker.foreign.runner import ForeignCodeError
 from worker.text import and_more

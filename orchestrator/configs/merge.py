@@ -18,16 +18,10 @@ from typing import Any, NamedTuple
 from orchestrator import __version__
 from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupTrial
+from orchestrator.configs.decisions import MeasuredShape, Winner
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
-from orchestrator.configs.winners import (
-    TABLE,
-    MeasuredShape,
-    Winner,
-    WinnerFile,
-    engine_of_winners,
-    read_winners,
-)
+from orchestrator.configs.winners import TABLE, WinnerFile, engine_of_winners, read_winners
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
 from orchestrator.tables.run_folders import provenance_of

@@ -19,9 +19,10 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.configs.config_tree import FileChange
+from orchestrator.configs.decisions import describe_layer
 from orchestrator.configs.measured_ms import FileLayer, MeasuredM, measured_of_run
 from orchestrator.configs.merge import MergeReport, merge_run, path_below
-from orchestrator.configs.winners import WinnerFile, describe_layer, engine_of_winners
+from orchestrator.configs.winners import WinnerFile, engine_of_winners
 from orchestrator.errors import InputError
 from orchestrator.publish.evidence import Evidence, FactNames, collect_evidence
 from orchestrator.publish.publication import PlannedCommit, Published, PublishRequest, nothing_to_publish

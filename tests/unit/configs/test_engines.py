@@ -23,9 +23,10 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import engine_tree as merging
+from orchestrator.configs.decisions import DOCUMENT_FIELD
 from orchestrator.configs.journal import undo_merge
 from orchestrator.configs.merge import merge_run
-from orchestrator.configs.winners import DOCUMENT_FIELD, ENGINE_FOLDERS, read_winners, write_winners
+from orchestrator.configs.winners import ENGINE_FOLDERS, read_winners, write_winners
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.paths import ROOT
