@@ -13,7 +13,7 @@ from orchestrator.cli.printer import print_page
 from orchestrator.command_hints import command
 from orchestrator.controller.context import DriveSettings
 from orchestrator.controller.drive import drive
-from orchestrator.controller.runs import stop_left_workers
+from orchestrator.controller.ended_runs import stop_left_workers
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Page

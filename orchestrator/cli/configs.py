@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,16 +16,17 @@ from orchestrator.cli.options import BuildNodesOpt, RunsOpt
 from orchestrator.command_hints import command
 from orchestrator.configs import check, merge
 from orchestrator.configs.config_tree import FileChange
+from orchestrator.configs.journal import undo_merge
 from orchestrator.errors import InputError
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from worker.foreign.runner import ForeignCodeError
 from worker.text import LEVELS, plural
-from worker.triton_configs.engine_package import INSTALL, ServingEngineError, locate_engine
+from worker.triton_configs.engine_package import INSTALL, ServingEngineError, locate_engine, packages_in
+from worker.triton_configs.kinds import ConfigKind
+from worker.triton_configs.resolve import CONFIGS
 
 MOST_FINDINGS = 60
-PROJECTS = ("aiter", "vllm", "sglang")
-"""Projects whose config files we check."""
 
 
 def merge_configs(
@@ -83,7 +85,7 @@ def _origin_of(change: FileChange) -> str:
 
 def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="The tree of the merge.")]) -> Page:
     """Take back the last merge into a tree."""
-    undone = merge.undo_merge(tree)
+    undone = undo_merge(tree)
     page = Page(undone)
     page.line(f"the merge of {undone['run']} at {undone['time']} is undone")
     for word in ("restored", "removed"):
@@ -140,13 +142,29 @@ def check_configs(
             return _show_coverage(root, name, coverage, device)
         if name != "aiter":
             return _check_engine(root, name, override, device, check.sizes_of(shape, "NK", "EN"), compiling)
-        size = check.sizes_of(shape, "NK")
+        sizes = check.sizes_of(shape, "NK")
         chips = [gfx] if gfx else check.chips_of(root)
         if not chips:
             way_out = "give the folder that holds `aiter/`, or for an override folder its vLLM with --engine"
             raise InputError(f"{build}: holds no Triton GEMM configs; {way_out}")
-        sizes = size.get("N"), size.get("K")
-        checked = [check.check(root, chip, kinds, sizes, compiling=compiling, progress=_progress) for chip in chips]
+        return _check_aiter(root, chips, kinds, (sizes.get("N"), sizes.get("K")), compiling)
+
+
+def _only_project(root: Path) -> str:
+    """Return the project whose configs lie in a folder, "aiter" if there are none. Raises InputError if there are
+    several."""
+    projects = ["aiter"] if (root / CONFIGS).is_dir() else []
+    projects += [package.project for package in packages_in(root)]
+    if len(projects) > 1:
+        raise InputError(f"there are {', '.join(projects)}: say with --project which one to check")
+    return projects[0] if projects else "aiter"
+
+
+def _check_aiter(
+    root: Path, chips: Sequence[str], kinds: Sequence[ConfigKind], size: check.Size, compiling: bool
+) -> Page:
+    """Check the config files of AITER for these chips."""
+    checked = [check.check(root, chip, kinds, size, compiling=compiling, progress=_progress) for chip in chips]
     levels = [finding.level for chip in checked for finding in chip.findings]
     errors = levels.count("error")
     warnings = levels.count("warning")
@@ -157,31 +175,14 @@ def check_configs(
     return page
 
 
-def _only_project(root: Path) -> str:
-    """Return the project whose configs lie in a folder. Raises InputError if there are several."""
-    here = Path(os.path.abspath(root)).name
-    projects = [
-        project
-        for project in PROJECTS
-        if project == here or (root / project).is_dir() or (root / "python" / project).is_dir()
-    ]
-    if len(projects) > 1:
-        raise InputError(f"there are {', '.join(projects)}: say with --project which one to check")
-    return projects[0] if projects else "aiter"
-
-
 def _show_coverage(root: Path, project: str, source: Path, device: str | None) -> Page:
     """Show which devices have a config file of vLLM or SGLang for the layers of a list or log."""
     if project == "aiter":
         raise InputError("--coverage is for the configs of vLLM and SGLang")
-    try:
-        from orchestrator.configs import coverage  # imports torch and triton
+    with _engine_errors(f"the files of {project} are read"):
+        from orchestrator.configs import coverage  # imports triton
 
-        package = locate_engine(root / project if (root / project).is_dir() else root)
-    except ImportError as e:
-        raise InputError(f"the files of {project} are read with torch and triton ({e}): {INSTALL}") from e
-    except ServingEngineError as e:
-        raise InputError(str(e)) from e
+        package = locate_engine(root, project)
     layers = coverage.cover(package, coverage.read_layers(source), device)
     page = Page({"project": package.project, "version": package.version, "layers": layers})
     page.line(f"{package.project} {package.version}: {plural(len(layers), 'layer')}")
@@ -197,19 +198,14 @@ def _check_engine(
     root: Path, project: str, override: Path | None, device: str | None, sizes: dict[str, int], compiling: bool
 ) -> Page:
     """Check the config files of vLLM or SGLang: its own, or those of an override folder."""
-    try:
-        from orchestrator.configs import engine_check  # imports torch and triton
+    with _engine_errors(f"the configs of {project} are checked"):
+        from orchestrator.configs import engine_check  # imports triton
 
-        package = root / project
-        document = engine_check.check(
-            package if package.is_dir() else root, device, sizes, override=override, compiling=compiling, say=_say
-        )
-    except ImportError as e:
-        raise InputError(f"the configs of {project} are checked with torch and triton ({e}): {INSTALL}") from e
-    except ServingEngineError as e:
-        raise InputError(str(e)) from e
-    except ForeignCodeError as e:
-        raise InputError(f"the code of {root} {e}") from e
+        package = locate_engine(root, project)
+        try:
+            document = engine_check.check(package, device, sizes, override=override, compiling=compiling, say=_say)
+        except ForeignCodeError as e:
+            raise InputError(f"the code of {root} {e}") from e
     findings = document["findings"]
     page = Page({**document, "findings": [asdict(f) for f in findings]}, int(document["errors"] > 0))
     software = f"{document['project']} {document['version']}, Triton {document['triton']}"
@@ -218,6 +214,18 @@ def _check_engine(
     page.table(("level", "rule", "file:line", "finding"), rows, "finding", most=MOST_FINDINGS)
     page.line(", ".join(plural(document[f"{level}s"], level) for level in LEVELS))
     return page
+
+
+@contextmanager
+def _engine_errors(task: str) -> Iterator[None]:
+    """Turn what is wrong with an engine's folder, or missing on this machine, into a user's error. `task`: what needs
+    torch and triton, such as "the configs of vllm are checked"."""
+    try:
+        yield
+    except ImportError as e:
+        raise InputError(f"{task} with torch and triton ({e}): {INSTALL}") from e
+    except ServingEngineError as e:
+        raise InputError(str(e)) from e
 
 
 def _progress(text: str) -> None:

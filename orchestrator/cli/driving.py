@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.bench_page import bench_page
-from orchestrator.cli.ending import EXIT_CODES, end_page
+from orchestrator.cli.ending import EXIT_CODES, FAILED_SHAPES, end_page
 from orchestrator.cli.live_view import make_view
 from orchestrator.cli.options import RunFlags, SettingFlags
 from orchestrator.cli.plan_page import plan_page, show_notes
@@ -34,8 +34,6 @@ from orchestrator.results.run_end import end_run
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
-FAILED_SHAPES = 1
-"""Exit code of a finished run in which shapes failed (cli/ending.py)."""
 DETACH_S = 20.0
 """Seconds that `--detach` waits until the controller in the background holds the run's lock."""
 

@@ -33,6 +33,8 @@ from worker.tuners.catalog import recorded_tuner
 EXIT_CODES = {"finished": 0, "interrupted": 130, "cancelled": 130}
 """Exit code by the state in which a run ended. 130 comes before every other code; where it is 0, `_exit_code` looks at
 refusals and failed shapes."""
+FAILED_SHAPES = 1
+"""Exit code of a finished run in which shapes failed."""
 WIDEST_KERNEL = 60
 
 
@@ -100,7 +102,7 @@ def _exit_code(run: RunEnd) -> int:
         return EXIT_CODES[run.state]
     if run.refusal:
         return 2
-    return 1 if run.results.failed else 0
+    return FAILED_SHAPES if run.results.failed else 0
 
 
 def _unconfirmed_document(shape: ShapeState, blocked: Sequence[BlockedCandidate]) -> dict[str, Any]:

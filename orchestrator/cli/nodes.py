@@ -14,11 +14,11 @@ from orchestrator.cli.driving import replace_inventory
 from orchestrator.cli.options import AcceptNewHostKeysOpt, LimitOpt, RunsOpt
 from orchestrator.cli.printer import plain
 from orchestrator.command_hints import command
-from orchestrator.controller.pools import check_pools, probe_pools, would_do
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import limit as limit_inventory
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
+from orchestrator.leases.pools import check_pools, probe_pools, would_do
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.machines import node_check
 from orchestrator.pages import Page
@@ -45,7 +45,7 @@ def check_nodes(
     Exit code 1 if a node cannot be used, 3 if none can.
     """
     known = limit_inventory(load_inventory(inventory or data_folder("inventories") / "local.yaml"), limit)
-    machines = [node for node in known.nodes.values() if node.lease is None]
+    machines = [*known.without_pools().nodes.values()]
     reports = node_check.check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
     pools = check_pools(known, "check")
     if lease and all(report.usable for report in pools):

@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import RunsOpt, TableFamilyOpt
-from orchestrator.configs.publish_aiter import AiterPublication, open_aiter_publication
-from orchestrator.configs.publish_engine import EnginePublication, open_engine_publication
 from orchestrator.errors import InputError
 from orchestrator.files.read import read_text
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
-from orchestrator.results.run_facts import RunFacts
-from orchestrator.tables import publish as publishing
+from orchestrator.publish.aiter_publication import AiterPublication, open_aiter_publication
+from orchestrator.publish.engine_publication import EnginePublication, open_engine_publication
+from orchestrator.publish.publication import Published, PublishRequest, default_branch, publish_winners
 
 MOST_RESULTS = 1 << 16
 """Bytes of a file with end-to-end results: GitHub refuses a longer text."""
@@ -76,59 +75,52 @@ def publish(
 
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
-    paths = [Path(source) if Path(source).exists() else find_run(runs, source).root for source in sources]
-    first = paths[0]
-    if verify and not inventory and not first.is_dir():
-        raise InputError(f"--verify: {first} is not a run; name the nodes with -i INV")
+    paths = [_path_of(source, runs) for source in sources]
+    nodes = _words_for_nodes(paths[0], inventory) if verify or inventory else None
     publication = _open_publication(paths, family)
-    if isinstance(publication, EnginePublication) and (verify or inventory):
+    if nodes and isinstance(publication, EnginePublication):
         raise InputError("--verify, --inventory: for AITER's rows; an engine's own look-up is asked in any case")
-    branch = branch or publishing.default_branch(model, publication.branch_words)
-    request = publishing.PublishRequest(
+    branch = branch or default_branch(model, publication.branch_words)
+    request = PublishRequest(
         paths,
         onto,
         model,
-        out or _default_folder(first, branch),
+        out or _default_folder(paths[0], branch),
         branch,
         base=base,
         refresh=refresh,
         title=title,
         e2e=e2e,
-        e2e_results=read_text(e2e_results, MOST_RESULTS, InputError).strip() if e2e_results else "",
+        e2e_results=_read_results(e2e_results),
         python=_interpreter(python) if checks else "",
         runs=runs,
-        verify=_nodes_words(first, inventory) if verify or inventory else None,
+        verify=nodes,
         argv=sys.argv[1:],
     )
-    return _page_of(publishing.publish(request, publication))
+    return _page_of(publish_winners(request, publication))
+
+
+def _path_of(source: str, runs: Path) -> Path:
+    """Return the path of a source: a table's or a run's folder, or the folder of the run in `runs` that it names."""
+    path = Path(source)
+    return path if path.exists() else find_run(runs, source).root
+
+
+def _words_for_nodes(first: Path, inventory: Path | None) -> list[str]:
+    """Return the words by which the command `verify` gets its nodes: an inventory's, else those of the first source.
+
+    Raises InputError if that is not a run.
+    """
+    if inventory:
+        return ["-i", str(inventory.absolute())]
+    if not first.is_dir():
+        raise InputError(f"--verify: {first} is not a run; name the nodes with -i INV")
+    return [first.name, "--runs", str(first.absolute().parent)]
 
 
 def _open_publication(paths: Sequence[Path], family: str | None) -> EnginePublication | AiterPublication:
     """Return the publication for the project that the winners are for."""
-    for_engine = open_engine_publication(paths)
-    if for_engine:
-        return for_engine
-    return open_aiter_publication(paths, family, RunFacts)
-
-
-def _page_of(published: publishing.Published) -> Page:
-    """Return the page of a branch that was made."""
-    names = ("branch", "base", "commit", "title", "files", "notes", "missing", "ok")
-    document = {name: getattr(published, name) for name in names}
-    document |= {"text": str(published.text), "rows": published.rows}
-    document["checks"] = {name: result for name, result, _ in published.checks}
-    page = Page(document, int(not published.ok))
-    page.line(f"{published.branch}: {published.commit[:12]} on {published.base[:12]}: {published.title}")
-    for file, counts in published.files.items():
-        page.line(f"  {file}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
-    for outcome in ("kept", "refused"):
-        reasons = [row["why"] for row in published.rows if row["outcome"] == outcome]
-        example = f", such as: {reasons[0]}" if reasons else ""
-        page.line(f"  {outcome}: {len(reasons)}{example}")
-    page.line(*(f"  {name.replace('`', '')}: {result}" for name, result, _ in published.checks))
-    page.line(f"text of the pull request: {published.text}")
-    page.aside(*(f"note: a reviewer will ask for this, and it was not recorded: {name}" for name in published.missing))
-    return page
+    return open_engine_publication(paths) or open_aiter_publication(paths, family)
 
 
 def _default_folder(first: Path, branch: str) -> Path:
@@ -138,6 +130,13 @@ def _default_folder(first: Path, branch: str) -> Path:
     return parent / branch.removeprefix("gemmfleet/").replace("/", "-")
 
 
+def _read_results(file: Path | None) -> str:
+    """Return the end-to-end results of `--e2e-results`, "" without it."""
+    if file is None:
+        return ""
+    return read_text(file, MOST_RESULTS, InputError).strip()
+
+
 def _interpreter(python: str) -> str:
     """Return the interpreter of AITER's own checks: a path, a name to look up, or (for "") this process's own."""
     if "/" in python:
@@ -145,8 +144,21 @@ def _interpreter(python: str) -> str:
     return python or sys.executable
 
 
-def _nodes_words(first: Path, inventory: Path | None) -> list[str]:
-    """Return the words that name the nodes for `verify`."""
-    if inventory:
-        return ["-i", str(inventory.absolute())]
-    return [first.name, "--runs", str(first.absolute().parent)]
+def _page_of(published: Published) -> Page:
+    """Return the page of a branch that was made."""
+    names = ("branch", "base", "commit", "title", "files", "notes", "missing", "ok")
+    document = {name: getattr(published, name) for name in names}
+    document |= {"text": str(published.text), "rows": published.rows}
+    document["checks"] = {check.name: check.result for check in published.checks}
+    page = Page(document, int(not published.ok))
+    page.line(f"{published.branch}: {published.commit[:12]} on {published.base[:12]}: {published.title}")
+    for file, counts in published.files.items():
+        page.line(f"  {file}: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}")
+    for outcome in ("kept", "refused"):
+        reasons = [row["why"] for row in published.rows if row["outcome"] == outcome]
+        example = f", such as: {reasons[0]}" if reasons else ""
+        page.line(f"  {outcome}: {len(reasons)}{example}")
+    page.line(*(f"  {check.name.replace('`', '')}: {check.result}" for check in published.checks))
+    page.line(f"text of the pull request: {published.text}")
+    page.aside(*(f"note: a reviewer will ask for this, and it was not recorded: {name}" for name in published.missing))
+    return page

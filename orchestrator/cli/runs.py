@@ -25,12 +25,13 @@ from orchestrator.cli.options import (
 )
 from orchestrator.cli.printer import plain, print_page
 from orchestrator.command_hints import command
-from orchestrator.controller.runs import prunable, remove_leftovers, remove_run, summaries
+from orchestrator.controller.ended_runs import prunable, remove_leftovers, remove_run
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run, holder, list_runs
 from orchestrator.view.explain import explain as explain_run
+from orchestrator.view.run_list import listed_runs
 from orchestrator.view.status import state_now
 from worker.text import plural
 
@@ -153,7 +154,7 @@ def _new_lines(files: Iterable[Path], offsets: Counter[Path], most: int) -> Iter
 
 def list_all_runs(runs: RunsOpt = DEFAULT_RUNS) -> Page:
     """List the runs, oldest first."""
-    found = summaries(runs)
+    found = listed_runs(runs)
     page = Page([summary.to_json() for summary in found])
     rows = []
     for summary in found:

@@ -28,7 +28,6 @@ from worker.triton_configs.engine_package import (
     OVERRIDE,
     EnginePackage,
     ServingEngineError,
-    locate_engine,
 )
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
@@ -52,7 +51,7 @@ it: `{"...": {"status": "ok", "spills": 0}}`."""
 
 
 def check(
-    root: Path,
+    package: EnginePackage,
     device: str | None,
     sizes: Mapping[str, int],
     *,
@@ -63,11 +62,10 @@ def check(
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `override`: those of
     this override folder of vLLM instead. `compiling`: and compile their entries. Returns the document of `--json`.
     Raises ServingEngineError, ForeignCodeError."""
-    package = locate_engine(root)
     if override and package.project != "vllm":
         engine = f"{package.folder} is of {package.project}"
         raise ServingEngineError(f"{OVERRIDE} is vLLM's, and {engine}: name a vLLM with --engine")
-    files = _files_to_check(package, override, device, sizes)
+    files = [file for file in config_files(package, override) if _is_asked_for(file, device, sizes)]
     if not files:
         raise ServingEngineError(
             f"{override or package.folder} has no config file for {device or 'any device'} and that shape"
@@ -131,23 +129,20 @@ def check_files(package: Path, top: Path, compiling: bool, files: list[EngineCon
     return [check_file(package, top, compiling, file) for file in files]
 
 
-def _files_to_check(
-    package: EnginePackage, override: Path | None, device: str | None, sizes: Mapping[str, int]
-) -> list[EngineConfigFile]:
-    """The config files of the override folder, or else of the package, that are of a device (None: any) and of the
-    sizes; those of one device in a row."""
+def config_files(package: EnginePackage, override: Path | None = None) -> list[EngineConfigFile]:
+    """The config files of the override folder, or else of the package; those of one device in a row."""
     folders = [package.folder / folder / "configs" for folder in CONFIG_FOLDERS[package.project]]
     if override is not None:
         folders = [override]
-    files: list[EngineConfigFile] = []
-    for folder in folders:
-        for path in folder.rglob("*.json"):
-            file = EngineConfigFile.from_path(path)
-            if file is None or device not in (None, file.device):
-                continue
-            if all(getattr(file.layer, name.lower()) == size for name, size in sizes.items()):
-                files.append(file)
+    paths = chain.from_iterable(folder.rglob("*.json") for folder in folders)
+    files = [file for file in map(EngineConfigFile.from_path, paths) if file]
     return sorted(files, key=lambda file: (file.device, file.path))
+
+
+def _is_asked_for(file: EngineConfigFile, device: str | None, sizes: Mapping[str, int]) -> bool:
+    """True for a file of the device (None: any) and of the sizes."""
+    has_sizes = all(getattr(file.layer, name.lower()) == size for name, size in sizes.items())
+    return has_sizes and device in (None, file.device)
 
 
 def check_file(package: Path, top: Path, compiling: bool, file: EngineConfigFile) -> CheckedFile:

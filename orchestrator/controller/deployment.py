@@ -1,12 +1,12 @@
 """Plans the machines of a run, and makes the driver of a planned node, with the files that it deploys.
 
-drive.py calls `plan_machines` once, and `make_driver` for each plan: at the start, for nodes that join, and for leases.
-`tune --plan` shows what `node_files_of` would deploy.
+drive.py calls `plan_machines` once. The loop calls `make_driver` for each plan: at the start, for nodes that join
+(`plan_newcomers`), and for leases. `tune --plan` shows what `node_files_of` would deploy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from orchestrator.controller.messages import Message, NodeProgress
 from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.errors import NoUsableNodeError
 from orchestrator.families import get_tuner
-from orchestrator.inventory.load import resolved
+from orchestrator.inventory.load import limit, load_inventory, resolved
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.references import value_hider
 from orchestrator.machines.admission import NodeAdmission
@@ -54,6 +54,13 @@ def plan_machines(paths: RunPaths, config: RunConfig, inventory: Inventory) -> l
         check = command(f"nodes check -i {quote(str(paths.inventory))}")
         raise NoUsableNodeError(f"no node has a slot that we know of; see: {check}")
     return [plan for plan in plans if plan.slots]
+
+
+def plan_newcomers(paths: RunPaths, config: RunConfig, known: Collection[str]) -> list[NodePlan]:
+    """The plans of the machines that were added to the run's inventory. `known`: the nodes that the run has. Raises
+    OrchestratorError."""
+    inventory = limit(load_inventory(paths.inventory), config.limit)
+    return [plan for plan in plan_machines(paths, config, inventory.without_pools()) if plan.node not in known]
 
 
 def node_files_of(plan: NodePlan, config: RunConfig, texts: Path | None = None) -> dict[str, RemoteFile]:

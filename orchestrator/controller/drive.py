@@ -11,30 +11,28 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from orchestrator.controller.context import DriveSettings, RunContext, Watcher
-from orchestrator.controller.deployment import make_driver, plan_machines
-from orchestrator.controller.leased_nodes import LeasedNodes
+from orchestrator.controller.deployment import plan_machines
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.loop import Controller
-from orchestrator.controller.node_driver import NodeDriver
-from orchestrator.controller.pools import machines_of, node_maker, pools_of
 from orchestrator.errors import TakenOverError
 from orchestrator.events import RetryAsked
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.references import value_hider
+from orchestrator.leases.leased_nodes import LeasedNodes
+from orchestrator.leases.pools import make_ready, pools_of
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
 from orchestrator.machines.node_files import worker_code
-from orchestrator.machines.node_plan import NodePlan
 from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.policy import Policy
 from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
-from orchestrator.transport.base import Transport
 from orchestrator.view.header import RunHeader
 from orchestrator.view.live import LiveStatus
 from worker.tuners.catalog import recorded_tuner
@@ -166,31 +164,24 @@ def _begin(paths: RunPaths, config: RunConfig, ledger: Ledger, watcher: Watcher,
 
 def _make_controller(context: RunContext, interrupts: list[int], *, cancel: bool, has_more: bool) -> Controller:
     """`has_more`: there will be work, although every shape may be settled now."""
-    paths, config, state = context.paths, context.config, context.policy.state
-    launch = not cancel and (has_more or state.pending > 0)
-    machines = machines_of(context.inventory)
-    plans = plan_machines(paths, config, machines) if machines.nodes else []
-
-    def driver(plan: NodePlan, transport: Transport | None = None) -> NodeDriver:
-        return make_driver(context, plan, controller.post, transport, launch=launch)
-
-    def newcomers(present: Collection[str]) -> list[NodeDriver]:
-        edited = limit(load_inventory(paths.inventory), config.limit)
-        return [driver(p) for p in plan_machines(paths, config, machines_of(edited)) if p.node not in present]
-
-    pools = pools_of(context.inventory, config.run)
+    config, inventory, state = context.config, context.inventory, context.policy.state
+    machines = inventory.without_pools()
+    plans = plan_machines(context.paths, config, machines) if machines.nodes else []
     leases = LeasedNodes(
-        pools,
-        node_maker(context.inventory, {pool.name: pool.source for pool in pools}, config.run, driver),
+        pools_of(inventory, config.run),
+        partial(make_ready, inventory, config.run),
         known=[node for node in state.nodes.values() if node.lease],
-        other_slots=lambda: sum(len(plan.slots) for plan in plans),
+        other_slots=sum(len(plan.slots) for plan in plans),
         hold=config.hold,
         grow=not cancel,
-        wake=lambda: controller.wake(),
     )
     header = RunHeader.of(context.ledger, config, {plan.node: plan.slots for plan in plans})
-    live_status = LiveStatus(state, header)
-    controller = Controller(context, live_status, leases, newcomers, interrupts=interrupts, cancel=cancel)
-    for plan in plans:
-        controller.add(driver(plan))
-    return controller
+    return Controller(
+        context,
+        LiveStatus(state, header),
+        leases,
+        plans,
+        launch=not cancel and (has_more or state.pending > 0),
+        interrupts=interrupts,
+        cancel=cancel,
+    )

@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from orchestrator.controller.context import Timeouts
 from orchestrator.controller.node_driver import NodeDriver
+from orchestrator.controller.shutdown import Shutdown
 from orchestrator.errors import NodeError
 
 
@@ -80,6 +81,12 @@ class NodeRegistry:
         if node is not None:
             until = time.monotonic() + self.timeouts.close
             threading.Thread(target=node.driver.close, args=(until,), daemon=True).start()
+
+    def begin_shutdown(self, name: str) -> Shutdown:
+        """Begin to end the workers of one node while the run goes on, because its lease is given back."""
+        shutdown = Shutdown(self.timeouts.stop, tidy=True)
+        shutdown.begin(self._nodes[name].driver, is_up=self.session_of(name) is not None)
+        return shutdown
 
     def record_up(self, name: str, session: int) -> None:
         """Record that the node was prepared and its stream began."""

@@ -1,15 +1,13 @@
-"""Makes events for the policy out of what the nodes of a run report, and stores their logs.
+"""Makes events for the policy out of what the nodes of a run report.
 
 The loop calls `NodeReports.events_of` with each message of the nodes' threads, within the transaction of its turn. A
-message changes the registry (node_registry.py) and the live status on the way. `unread` makes messages of files that an
-ended lease left, as far as the node's stream had not delivered them.
+message changes the registry (node_registry.py) and the live status on the way.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 from orchestrator.controller.context import RunContext
 from orchestrator.controller.messages import Beat, FromStream, Message, NodeProgress, NodeTakenOver, NodeUp, Taken
@@ -26,51 +24,12 @@ from orchestrator.events import (
     SlotLost,
 )
 from orchestrator.ledger.ingest import Chunk, Ingest
-from orchestrator.ledger.writer import Ledger
+from orchestrator.ledger.node_log import NodeLog
 from orchestrator.reasons import Reason
 from orchestrator.view.live import LiveStatus
 
-MAX_LINE = 64 * 1024
-"""A longer line without an end is cut."""
-
-
-class NodeLog:
-    """The log file of a node, with lines `[slot] line`. Its length is committed together with the streams' offsets.
-
-    Bytes beyond the committed length were written by a controller that died before its commit. They are cut off,
-    because the stream delivers them again.
-    """
-
-    def __init__(self, ledger: Ledger, node: str, folder: Path) -> None:
-        self._ledger = ledger
-        self._node = node
-        self._path = folder / f"{node}.log"
-        self._rest: dict[str, bytes] = {}
-        self._length = ledger.offsets(node).get(("log", ""), 0)
-        with self._path.open("ab") as f:
-            f.truncate(self._length)
-
-    def add(self, chunk: Chunk) -> None:
-        """Append the whole lines of a chunk; call within the ledger's transaction."""
-        rest = self._rest.get(chunk.slot, b"")
-        data = rest + chunk.data
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) > MAX_LINE:
-            end = len(data)
-        self._rest[chunk.slot] = data[end:]
-        if not end:
-            return
-        tag = f"[{chunk.slot}] ".encode()
-        text = b"".join(tag + line + b"\n" for line in data[:end].removesuffix(b"\n").split(b"\n"))
-        with self._path.open("r+b") as f:
-            f.seek(self._length)
-            f.write(text)
-        self._length += len(text)
-        self._ledger.set_offset(self._node, "", "log", self._length)
-        self._ledger.set_offset(self._node, chunk.slot, "L", chunk.offset - len(rest) + end)
-
-
 VANISHED = "its end was not recorded, and the node no longer knows it"
+"""The detail of an attempt that is missing on its node."""
 
 
 class NodeReports:
@@ -142,15 +101,6 @@ class NodeReports:
         self._live_status.trouble(message.node, message.detail, on_record=is_first)
         return [message] if is_first else []
 
-    def unread(self, rows: Iterable[tuple[str, Chunk]]) -> list[FromStream]:
-        """The part of each (node, whole file) that the stream did not deliver."""
-        unread = []
-        for node, file in rows:
-            offset = self._context.ledger.offsets(node).get((file.stream, file.slot), 0)
-            if len(file.data) > offset:
-                unread.append(FromStream(node, Chunk(file.stream, file.slot, offset, file.data[offset:])))
-        return unread
-
     def _from_stream(self, node: str, frame: Chunk | Beat) -> list[Event]:
         if isinstance(frame, Beat):
             return self._from_beat(node, frame)
@@ -159,7 +109,7 @@ class NodeReports:
                 self._logs[node] = NodeLog(self._context.ledger, node, self._context.paths.logs)
             self._logs[node].add(frame)
             return []
-        return self._ingest.feed(node, frame.slot, frame.data)[0]
+        return self._ingest.feed_chunk(node, frame)
 
     def _from_beat(self, node: str, beat: Beat) -> list[Event]:
         if beat.epoch > self._context.epoch:

@@ -1,21 +1,19 @@
 """Ends the workers of nodes, and fetches the reproductions of faults and the results that lie there. It also reaches
 nodes that were given up or never came up.
 
-Call `begin` with drivers, once or several times, then `is_done` until it is true or the time is up, and `close` for the
-results. Each node is ended in a thread of its own (`_end`).
+Call `begin` for each node, then `is_done` until it is true or the time is up, and `close` for the results. Each node is
+ended in a thread of its own (`_end`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestrator.controller.context import StopLimits
 from orchestrator.controller.node_driver import NodeDriver
-from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import NodeError
 
 POLL_S = 0.1
@@ -36,41 +34,39 @@ class StoppedNode:
 
 
 class Shutdown:
-    """Shuts nodes down, one by one or all at once. `tidy`: also clean up in the engines."""
+    """Shuts nodes down, one by one or all at once."""
 
-    def __init__(self, registry: NodeRegistry, pace: StopLimits, *, tidy: bool) -> None:
-        self._registry = registry
+    def __init__(self, pace: StopLimits, *, tidy: bool) -> None:
+        """`tidy`: also clean up in the engines."""
         self._pace = pace
         self._tidy = tidy
-        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "shutdown")
-        self._ends: dict[str, Future[StoppedNode]] = {}
-        self._never_started: dict[str, StoppedNode] = {}
+        self._threads = ThreadPoolExecutor(MAX_PARALLEL, "shutdown")
+        self._never_started: list[NodeDriver] = []
+        self._ends: dict[NodeDriver, Future[StoppedNode]] = {}
 
-    def begin(self, drivers: Iterable[NodeDriver]) -> None:
-        """Begin to stop these nodes, each once. If a node is not up but may have workers, connect to it again."""
-        for driver in drivers:
-            node = driver.node
-            if node in self._ends or node in self._never_started:
-                continue
-            may_have_workers = driver.workers.start_no_more()
-            is_up = self._registry.session_of(node) is not None
-            if is_up or may_have_workers:
-                self._ends[node] = self._pool.submit(self._end, driver, is_up)
-            else:
-                self._never_started[node] = StoppedNode(None)
+    def begin(self, driver: NodeDriver, *, is_up: bool) -> None:
+        """Begin to stop a node, once. If it is not up but may have workers, connect to it again."""
+        if driver in self._ends or driver in self._never_started:
+            return
+        may_have_workers = driver.workers.start_no_more()
+        if is_up or may_have_workers:
+            self._ends[driver] = self._threads.submit(self._end, driver, is_up)
+        else:
+            self._never_started.append(driver)
 
     def is_done(self) -> bool:
         return all(end.done() for end in self._ends.values())
 
     def close(self) -> dict[str, StoppedNode]:
         """Return the results by node. Calls in progress are cut off."""
-        for node, end in self._ends.items():
+        for driver, end in self._ends.items():
             if not end.done():
-                self._registry.drivers[node].hang_up()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        silent = StoppedNode(0, "it does not answer")
-        ended = {node: end.result() if end.done() else silent for node, end in self._ends.items()}
-        return {**self._never_started, **ended}
+                driver.hang_up()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        results = {driver.node: StoppedNode(None) for driver in self._never_started}
+        for driver, end in self._ends.items():
+            results[driver.node] = end.result() if end.done() else StoppedNode(0, "it does not answer")
+        return results
 
     def _end(self, driver: NodeDriver, is_up: bool) -> StoppedNode:
         """Stop the workers of a node, kill those that do not stop, and fetch what they left. In a thread."""

@@ -50,7 +50,8 @@ def _conflicts_of_numa(node: Node) -> Iterator[Conflict]:
     if not isinstance(node.numa, tuple):
         return
     if node.gpus == "auto":
-        yield ("numa",), "a list needs gpus: as a number or a list, so that it is known which slot is meant"
+        form = "a number" if node.lease else "a number or a list"
+        yield ("numa",), f"a list needs gpus: as {form}, so that it is known which slot is meant"
         return
     slots = max(1, node.gpus if isinstance(node.gpus, int) else len(node.gpus))
     if len(node.numa) != slots:

@@ -349,6 +349,10 @@ class Inventory(Strict):
     defaults: Defaults
     nodes: dict[str, Node]
 
+    def without_pools(self) -> Inventory:
+        """The inventory with its machines alone."""
+        return self.model_copy(update={"nodes": {k: node for k, node in self.nodes.items() if node.lease is None}})
+
 
 def dumps() -> str:
     """The text of inventories/inventory.schema.json (draft 2020-12)."""

@@ -1,7 +1,8 @@
 """A lease, the four ways in which it ends, and the interface to a scheduler that grants leases.
 
-The neighbours: holder.py is the script that a lease runs, poller.py the thread that talks to a pool's scheduler, and
-slurm.py and kubernetes.py are the schedulers.
+The neighbours: slurm.py and kubernetes.py are the schedulers, holder.py is the script that a lease runs, poller.py the
+thread that talks to a pool's scheduler. pools.py makes the sources of an inventory's pools, and leased_nodes.py asks
+for leases and makes nodes of them while a run goes on.
 """
 
 from __future__ import annotations

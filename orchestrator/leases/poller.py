@@ -1,6 +1,6 @@
 """The thread that talks to the scheduler of a pool, so that the controller's loop never waits for one.
 
-controller/leased_nodes.py gives it a `PoolOrder` (how many leases to request, which to give back). The thread carries
+leases/leased_nodes.py gives it a `PoolOrder` (how many leases to request, which to give back). The thread carries
 it out, lists the leases, and reports a `PoolSnapshot`. Orders are numbered, and a snapshot names the last one that it
 shows the effect of: only then is the next order given, or leases would be requested twice.
 """

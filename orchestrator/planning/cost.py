@@ -57,7 +57,7 @@ MEDIAN_TO_DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """One finished attempt of an earlier run, as `fit` wants it (controller/cost_samples.py gathers them)."""
+    """One finished attempt of an earlier run, as `fit` wants it (ledger/cost_samples.py gathers them)."""
 
     shapes: float
     """Number of shapes that it measured."""

@@ -12,7 +12,6 @@ running group.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable
 
@@ -172,8 +171,8 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     """The next group for the slot. A doubtful slot gets the shortest unit, because a fault costs least there."""
     longest = state.kinds_by_longest[0].kind
     if slot.is_doubtful:
-        kinds = itertools.takewhile(lambda place: place.kind.tier == longest.tier, state.kinds_by_longest)
-        return max(place.kind.waiting[-1] for place in kinds).shapes
+        kinds = [kind for kind in state.kinds.values() if kind.waiting and kind.tier == longest.tier]
+        return max(kind.waiting[-1] for kind in kinds).shapes
     # a unit longer than a group decides when the run ends
     group_s = _group_seconds(state)
     has_long_unit = -longest.waiting[0].minus_s > group_s

@@ -279,7 +279,7 @@ class Kind:
 
 
 class KindPlace(NamedTuple):
-    """Place of a kind in a sorted list of kinds. Its number is in the key, so that no two are equal."""
+    """Place of a kind in a heap of kinds. Its number is in the key, which decides alone."""
 
     key: tuple[float, ...]
     kind: Kind
@@ -363,9 +363,10 @@ class State:
     waiting: dict[int, WaitingUnit] = field(default_factory=dict)
     """Every waiting unit, by number."""
     kinds_by_longest: list[KindPlace] = field(default_factory=list)
-    """Kinds with waiting units: the lowest tier first, of it the kind with the longest unit."""
+    """Heap of the kinds with waiting units: its top is of the lowest tier the kind with the longest unit. Below the top
+    are earlier places of kinds too; work_queue.py drops them as they come up."""
     kinds_by_seconds: list[KindPlace] = field(default_factory=list)
-    """The same, of a tier the kind with the most work first."""
+    """The same, with the kind that has the most work at the top."""
     waiting_s: float = 0.0
     left_s: float = 0.0
     """Estimated seconds of all unsettled shapes."""

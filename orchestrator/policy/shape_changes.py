@@ -13,12 +13,12 @@ from orchestrator import events as ev
 from orchestrator.policy import evidence
 from orchestrator.policy.attempt_changes import forgive, is_unclaimed, reopen_if_lost
 from orchestrator.policy.blame import settle_with_result
-from orchestrator.policy.model import Attempt, Kind, Node, Shape, State
+from orchestrator.policy.model import Attempt, Kind, Node, Shape, State, WaitingUnit
 from orchestrator.policy.work_queue import (
     add_held_once,
     isolate_noisy,
     queue_shapes,
-    queue_unit,
+    queue_units,
     refresh_queue_length,
     refresh_slot,
     sole_attempt,
@@ -28,16 +28,18 @@ from orchestrator.reasons import Reason
 
 
 def _work_added(state: State, event: ev.WorkAdded, t: float) -> None:
-    state.kinds.setdefault(event.kind, Kind(len(state.kinds), event.tier, event.alone))
+    kind = state.kinds.setdefault(event.kind, Kind(len(state.kinds), event.tier, event.alone))
     state.setup_s = event.setup_s
     state.shares_end = event.shares_end
+    units = []
     for unit, costs in zip(event.units, event.costs_s, strict=True):
         for s, cost in zip(unit, costs, strict=True):
             state.shapes[s] = Shape(s, unit[0], event.kind, cost)
         seconds = sum(costs)
         state.left_s += seconds
         state.total_s += seconds
-        queue_unit(state, unit[0], unit, seconds)
+        units.append(WaitingUnit(-seconds, unit[0], unit))
+    queue_units(state, kind, units)
 
 
 def _retry_asked(state: State, event: ev.RetryAsked, t: float) -> None:

@@ -11,11 +11,11 @@ right, so that no event has to count the whole fleet.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from typing import TypeVar
 
-from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, WaitingUnit
+from orchestrator.policy.model import Attempt, Kind, KindPlace, Shape, Slot, State, WaitingUnit
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -35,18 +35,18 @@ def queue_shapes(state: State, shapes: Iterable[int]) -> None:
         if known is not None:
             ids = [*known.shapes, *(s for s in ids if s not in known.shapes)]
             _unqueue_unit(state, unit)
-        queue_unit(state, unit, tuple(ids), sum(state.shapes[s].cost_s for s in ids))
+        kind = state.kinds[state.shapes[unit].kind]
+        queue_units(state, kind, [WaitingUnit(-sum(state.shapes[s].cost_s for s in ids), unit, tuple(ids))])
 
 
-def queue_unit(state: State, unit: int, shapes: tuple[int, ...], seconds: float) -> None:
-    """Queue shapes of one unit. No shape of the unit may be queued yet."""
-    entry = WaitingUnit(-seconds, unit, shapes)
-    state.waiting[unit] = entry
-    kind = state.kinds[state.shapes[shapes[0]].kind]
-    with _moving(state, kind):
-        insort(kind.waiting, entry)
-        kind.seconds += seconds
-    state.waiting_s += seconds
+def queue_units(state: State, kind: Kind, units: Iterable[WaitingUnit]) -> None:
+    """Queue units of one kind, none of which is queued yet."""
+    for unit in units:
+        state.waiting[unit.unit] = unit
+        insort(kind.waiting, unit)
+        kind.seconds -= unit.minus_s
+        state.waiting_s -= unit.minus_s
+    _place_kind(state, kind)
 
 
 def _unqueue_unit(state: State, unit: int) -> tuple[int, ...]:
@@ -54,23 +54,27 @@ def _unqueue_unit(state: State, unit: int) -> tuple[int, ...]:
     of many sums."""
     entry = state.waiting.pop(unit)
     kind = state.kinds[state.shapes[entry.shapes[0]].kind]
-    with _moving(state, kind):
-        del kind.waiting[bisect_left(kind.waiting, entry)]
-        kind.seconds = kind.seconds + entry.minus_s if kind.waiting else 0.0
+    del kind.waiting[bisect_left(kind.waiting, entry)]
+    kind.seconds = kind.seconds + entry.minus_s if kind.waiting else 0.0
+    _place_kind(state, kind)
     state.waiting_s = state.waiting_s + entry.minus_s if state.waiting else 0.0
     return entry.shapes
 
 
-@contextmanager
-def _moving(state: State, kind: Kind) -> Iterator[None]:
-    """Keep the sorted lists of kinds right while the waiting units of one change."""
+def _place_kind(state: State, kind: Kind) -> None:
+    """Put a kind into the heaps of kinds after its waiting units changed. Its earlier places stay in there until they
+    come to the top."""
     if kind.waiting:
-        del state.kinds_by_longest[bisect_left(state.kinds_by_longest, kind.by_longest)]
-        del state.kinds_by_seconds[bisect_left(state.kinds_by_seconds, kind.by_seconds)]
-    yield
-    if kind.waiting:
-        insort(state.kinds_by_longest, kind.by_longest)
-        insort(state.kinds_by_seconds, kind.by_seconds)
+        heappush(state.kinds_by_longest, kind.by_longest)
+        heappush(state.kinds_by_seconds, kind.by_seconds)
+    _drop_earlier_places(state.kinds_by_longest, lambda top: top.by_longest)
+    _drop_earlier_places(state.kinds_by_seconds, lambda top: top.by_seconds)
+
+
+def _drop_earlier_places(heap: list[KindPlace], place_of: Callable[[Kind], KindPlace]) -> None:
+    """Drop places from the top of a heap until the top is the present place of its kind."""
+    while heap and not (heap[0].kind.waiting and heap[0].key == place_of(heap[0].kind).key):
+        heappop(heap)
 
 
 def isolate(state: State, shapes: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """The rules for single rows of tuned tables: AITER's own rules, and those of the build that is to serve them.
 
-`check.py` and `publish_rows.py` give the cells of each row to `RowRules.broken`. A new rule is one more `yield` in a
-method of `RowRules`, and its way out a line of `FIXES`.
+`check.py` and `publish/aiter_rows.py` give the cells of each row to `RowRules.broken`. A new rule is one more `yield`
+in a method of `RowRules`, and its way out a line of `FIXES`.
 AITER's are those of `validate_tuned_csv.py` of ROCm/aiter at e4048607a5 (2026-08-22), which looks at one family,
 carried over to all; and what the families' lookups and `pandas.read_csv` do with a cell. An error: AITER does not
 start, does not use the row, or uses a row that says nothing true of its time. A warning: the row is used.

@@ -1,7 +1,7 @@
 """Computes the status of a run from its state. The live view, `status` and `status --json` show it.
 
-`run_status` knows only what is in the ledger. For `status`, `controller/runs.py` adds the answers of the nodes to it;
-the live view adds what a controller hears (`live.py`). States here are those that people see: `node_state` and
+`run_status` knows only what is in the ledger. For `status`, `controller/run_snapshot.py` adds the answers of the nodes
+to it; the live view adds what a controller hears (`live.py`). States here are those that people see: `node_state` and
 `_idle_state` make them from those of the policy (`policy/model.py`).
 """
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.configs.publish_aiter import open_aiter_publication
-from orchestrator.results.run_facts import RunFacts
+from orchestrator.publish.aiter_publication import open_aiter_publication
+from orchestrator.publish.publication import PublishRequest, publish_winners
 from orchestrator.tables.aiter_build import Build
-from orchestrator.tables.publish import PublishRequest, publish
 from orchestrator.tables.table import read_table
 from tests.aiter.checkout import AITER_GIT, commit_of, needs_checkout, take_out
 from tests.aiter.driven import make
@@ -66,7 +65,7 @@ def test_a_branch_of_the_real_repository_passes_aiters_own_checks(tmp_path: Path
     lines = [shipped.header, faster.values(), (rows[0] | {"M": "77"}).values()]
     table.write_text("".join(",".join(line) + "\n" for line in lines))
     request = PublishRequest([table], clone, "mine", tmp_path / "out", "gemmfleet/mine", python=str(python))
-    found = publish(request, open_aiter_publication([table], None, RunFacts))
+    found = publish_winners(request, open_aiter_publication([table], None))
     assert found.ok
     assert {name: result for name, result, _ in found.checks} == {
         "`db check --build` of gemmfleet, a4w4_blockscale": "safe in this branch, over all tables that it merges",

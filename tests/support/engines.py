@@ -75,6 +75,30 @@ def copy(project: str, folder: Path) -> Path:
     return folder
 
 
+def copy_without_files(folder: Path) -> Path:
+    """A tree of vLLM of one's own, without config files."""
+    root = folder / "engine"
+    shutil.copytree(tree("vllm"), root, ignore=shutil.ignore_patterns("*.json"))
+    linear_folder(root).mkdir(exist_ok=True)
+    return root
+
+
+def linear_folder(root: Path) -> Path:
+    """The folder of vLLM's files of linear layers."""
+    return root / "vllm" / CONFIG_FOLDERS["vllm"][0] / "configs"
+
+
+def linear_file(n: int, k: int, device: str = "NVIDIA_H200") -> str:
+    """The name of vLLM's file of a linear layer."""
+    return f"N={n},K={k},device_name={device},dtype=fp8_w8a8,block_shape=[128,128].json"
+
+
+def config_values(m: int = 16, n: int = 64, k: int = 128, **more: int) -> dict[str, int]:
+    """A config of either engine's kernels."""
+    tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 1}
+    return {**tile, "num_warps": 4, "num_stages": 2, **more}
+
+
 def ask_here(env: Mapping[str, str], question: Callable[..., Any], *args: Any) -> Any:
     """In place of `ask_engine`: the same answer in this process, which has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:

@@ -185,16 +185,25 @@ class EnginePackage(NamedTuple):
     version: str
 
 
-def locate_engine(root: Path) -> EnginePackage:
-    """Find the package: `root` is its folder, or holds it (a checkout, site-packages, what `unpack_wheel` made).
-
-    Raises ServingEngineError if `root` holds no engine, or both.
-    """
+def packages_in(root: Path) -> list[EnginePackage]:
+    """The packages of engines: `root` is the folder of one, or holds it (a checkout, site-packages, what `unpack_wheel`
+    made). What counts is what lies in a folder: one of the name `vllm` may be of another project."""
     packages: list[EnginePackage] = []
     for project in ENGINE_MODULES:
         for folder in (root, root / project, root / "python" / project):
             if (folder / CONFIG_FOLDERS[project][-1]).is_dir():
                 packages.append(EnginePackage(project, folder.absolute(), _version_in(folder)))
+    return packages
+
+
+def locate_engine(root: Path, project: str | None = None) -> EnginePackage:
+    """The package in a folder (`packages_in`). `project`: the one to take of several.
+
+    Raises ServingEngineError if `root` holds no engine, or several of which none is named.
+    """
+    packages = packages_in(root)
+    if project and len(packages) > 1:
+        packages = [package for package in packages if package.project == project]
     if not packages:
         raise ServingEngineError(
             f"{root} holds neither vLLM nor SGLang: name a checkout, site-packages or the package folder"

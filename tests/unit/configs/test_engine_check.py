@@ -27,7 +27,8 @@ from orchestrator.image.image_files import ENGINES
 from tests.support.engines import tree, wheel
 from worker.foreign.runner import ForeignCodeError
 from worker.text import Finding
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, ServingEngineError
+from worker.triton_configs.engine_package import CONFIG_FOLDERS, ServingEngineError, locate_engine
+from worker.triton_configs.resolve import CONFIGS
 
 LINEAR, MOE = CONFIG_FOLDERS["vllm"]
 S_LINEAR, S_MOE = CONFIG_FOLDERS["sglang"]
@@ -81,7 +82,7 @@ def write(package: Path, folder: str, name: str, table: Any) -> None:
 def found(package: Path, *, compiling: bool = False) -> dict[tuple[str, str], list[Finding]]:
     """Findings but the notes on taste, by level and rule."""
     out: dict[tuple[str, str], list[Finding]] = {}
-    for f in check(package.parent, None, {}, compiling=compiling, say=lambda text: None)["findings"]:
+    for f in check(locate_engine(package), None, {}, compiling=compiling, say=lambda text: None)["findings"]:
         if f.rule not in ("outlier", "default"):
             out.setdefault((f.level, f.rule), []).append(f)
     return out
@@ -243,14 +244,32 @@ def test_the_command_takes_a_wheel_or_a_tree_and_narrows(package: Path) -> None:
     assert isinstance(run("--shape", "E=8,N=1").exception, InputError)
     assert "give N=1280,K=8192 or E=1280,N=8192" in str(run("--shape", "E=8,K=1").exception)
     assert str(run("--gfx", "gfx950", "--family", "a8w8").exception) == "--gfx, --family: not for the configs of vllm"
-    (package.parent / "aiter").mkdir()
+    (package.parent / CONFIGS).mkdir(parents=True)
     assert str(run().exception) == "there are aiter, vllm: say with --project which one to check"
     done = run("--project", "vllm", "--device", "NVIDIA_H200", "--shape", "E=8,N=7168")
     assert (done.exit_code, ": 1 file, " in done.output.splitlines()[0]) == (0, True)
     with opened_tree(str(wheel("vllm")), None, triton=True) as root:
         assert len(list((root / "vllm" / MOE / "configs").glob("E=*.json"))) == 338
     with pytest.raises(ServingEngineError, match="has no config file for NVIDIA_H300"):
-        check(package, "NVIDIA_H300", {}, compiling=False, say=print)
+        check(locate_engine(package), "NVIDIA_H300", {}, compiling=False, say=print)
+
+
+@pytest.mark.parametrize(
+    ("folder", "content", "project"),
+    [
+        ("vllm", str(CONFIGS), "aiter"),
+        ("sglang", f"vllm/{MOE}", "vllm"),
+        ("aiter", f"python/sglang/{S_MOE}", "sglang"),
+        ("a package of another name", MOE, "vllm"),
+        ("vllm", "nothing of it", "aiter"),
+    ],
+)
+def test_the_project_is_asked_of_the_folder_whatever_its_name(
+    tmp_path: Path, folder: str, content: str, project: str
+) -> None:
+    (tmp_path / folder / content).mkdir(parents=True)
+    argv = ["configs", "check", "--build", str(tmp_path / folder), "--gfx", "gfx950", "--device", "NVIDIA_H200"]
+    assert f": not for the configs of {project}" in str(CliRunner().invoke(app, argv).exception)
 
 
 @vllm
@@ -282,7 +301,7 @@ def test_a_missing_triton_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "orchestrator.configs.engine_check")
     monkeypatch.delattr("orchestrator.configs.engine_check", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
-    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / MOE).mkdir(parents=True)
     done = CliRunner().invoke(app, ["configs", "check", "--build", str(tmp_path)])
     assert str(done.exception).endswith(": pip install '.[triton,torch]' in a checkout of gemmfleet")
 

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.controller import loop
 from orchestrator.controller.context import DriveSettings, RunContext, Timeouts
-from orchestrator.controller.leased_nodes import LeasedNodes
 from orchestrator.controller.loop import Controller
 from orchestrator.controller.messages import FromStream, NodeTakenOver, NodeUp
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeTroubled
 from orchestrator.inventory.load import parse_inventory
+from orchestrator.leases.leased_nodes import LeasedNodes
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
@@ -106,7 +107,7 @@ class NodeInMemory:
 class LoopRig:
     """A run of four shapes, and the loop that drives it on a node in memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths = RunPaths(folder)
         self.paths.requests.mkdir()
         self.ledger = Ledger.create(self.paths.ledger)
@@ -126,9 +127,12 @@ class LoopRig:
         )
         live_status = LiveStatus(self.policy.state, RunHeader.of(self.ledger, config, {"a": ("0",)}))
         leases = LeasedNodes([], lambda *_: None, known=[])  # type: ignore[arg-type]
-        self.loop = Controller(context, live_status, leases, lambda _: [], interrupts=self.interrupts, cancel=False)
+        plan: Any = None
+        monkeypatch.setattr(loop, "make_driver", lambda *_, launch: self.node)
+        self.loop = Controller(
+            context, live_status, leases, [plan], launch=True, interrupts=self.interrupts, cancel=False
+        )
         self.node.controller = self.loop
-        self.loop.add(self.node)  # type: ignore[arg-type]
 
     def journaled(self, kind: type[ev.Record]) -> int:
         """The number of records of a type in the journal."""
@@ -136,8 +140,8 @@ class LoopRig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[LoopRig]:
-    rig = LoopRig(tmp_path)
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopRig]:
+    rig = LoopRig(tmp_path, monkeypatch)
     with rig.ledger:
         yield rig
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import pools
 from orchestrator.controller.drive import drive
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.request import RunRequest
-from orchestrator.leases import poller
+from orchestrator.leases import poller, pools
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
 from tests.support.processes import kill_in

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.pools import check_pools, pools_of
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Node
 from orchestrator.leases.lease import EndCause, Lease, LeaseState
+from orchestrator.leases.pools import check_pools, pools_of
 from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport.base import Completed
 from tests.support.files import write_program

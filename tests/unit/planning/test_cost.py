@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cli.plan_page import headline
-from orchestrator.controller.cost_samples import gather_cost_samples
+from orchestrator.ledger.cost_samples import gather_cost_samples
 from orchestrator.planning.cost import DOES_NOT_FIT_S, CostModel, CostSample
 from orchestrator.planning.estimate import FinishedGroups, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import make_plan

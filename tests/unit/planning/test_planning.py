@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from orchestrator.cli.plan_page import headline
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.request import RunRequest
-from orchestrator.controller.skipped_shapes import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel
@@ -27,6 +26,7 @@ from orchestrator.planning.roofline import (
     measure_gain,
     value_tiers,
 )
+from orchestrator.planning.skipped_shapes import drop_tuned
 from orchestrator.shapes.model import Key, Shape
 from tests.kits.fleet import command
 from tests.kits.results import A8W8

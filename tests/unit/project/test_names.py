@@ -17,7 +17,6 @@ OF_SEVERAL_MODULES = {
     "policy/test_simulated",
     "view/test_recorded",
     "worker/agent/test_canary",
-    "worker/engines/test_vllm_moe", "worker/engines/test_vllm_tuner",
 }  # fmt: skip
 """Files of tests that are about what several modules do together."""
 

@@ -19,7 +19,7 @@ from tests.paths import ROOT
 
 ORDER = (
     "ground", "files", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
-    "view", "configs", "results", "leases", "machines", "controller", "bench", "report", "image", "cli",
+    "view", "configs", "results", "publish", "machines", "leases", "controller", "bench", "report", "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.skipped_shapes import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
+from orchestrator.planning.skipped_shapes import drop_tuned
 from orchestrator.shapes.model import Shape
 from orchestrator.tables import merge as merge_module
 from orchestrator.tables.merge import merge

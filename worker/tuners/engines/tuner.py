@@ -25,7 +25,8 @@ from worker.triton_configs.engine_package import (
     detect_device,
     unpack_wheel,
 )
-from worker.tuners.engines.engine_file import EngineFile, EngineSeeds
+from worker.tuners.engines.engine_file import EngineFile
+from worker.tuners.engines.engine_seeds import EngineSeeds
 from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.bucket import group_by_file
 from worker.tuners.search.measuring_process import NoDeviceError

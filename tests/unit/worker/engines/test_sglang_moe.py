@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,33 +16,30 @@ from hypothesis import strategies as st
 from orchestrator.errors import InputError
 from orchestrator.families import check_family, get_tuner
 from tests.kits.worker import answers_of, of_type, run_group
-from tests.support.engines import H200, MI355X, tree
+from tests.support.engine_search import search_file
+from tests.support.engines import H200, MI355X, config_values, tree
 from tests.support.marks import WITH_ENGINE
-from tests.support.search_standin import Kit, StandIn, Timer
+from tests.support.search_standin import StandIn, Timer
 from worker.families import tuner_of
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import cut_ranges, unite_points
 from worker.triton_configs.pair import join_pair, needs_down_file, split_pair
 from worker.triton_configs.point_record import PointRecord, values_of
-from worker.tuners.search.measuring_process import MeasuringProcess
 from worker.tuners.search.measuring_server import MeasuringServer
-from worker.tuners.search.source import CompileFacts
 from worker.tuners.search.target import datasheet_target
 from worker.tuners.search.tile_config import tile_config
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from tests.unit.worker.engines.test_vllm_moe import BF16, BLOCK, CPU, KEY, TENSOR, values
-from tests.unit.worker.engines.test_vllm_tuner import OwnPool
+from tests.unit.worker.engines.test_moe import BF16, BLOCK, CPU, KEY, TENSOR
 from worker.tuners.engines import engine_file
 from worker.tuners.engines.moe_problem import MoeProblem
 from worker.tuners.engines.sglang_moe import SglangMoeSource
 from worker.tuners.engines.source import argument_on_copy
-from worker.tuners.engines.specs import EngineOptions
 
 pytestmark = WITH_ENGINE
 TMA = {"USE_TMA": True}
-PAIR = join_pair(values(64, 128), values(64, 256, **TMA))
+PAIR = join_pair(config_values(64, 128), config_values(64, 256, **TMA))
 
 
 def problem(**changes: Any) -> MoeProblem:
@@ -50,7 +47,7 @@ def problem(**changes: Any) -> MoeProblem:
 
 
 ENTRIES = st.builds(
-    lambda m, n, tma: {**values(m, n), **({"USE_TMA": tma} if tma is not None else {})},
+    lambda m, n, tma: {**config_values(m, n), **({"USE_TMA": tma} if tma is not None else {})},
     st.sampled_from([16, 64]), st.sampled_from([32, 64]), st.sampled_from([None, False, True]),
 )  # fmt: skip
 
@@ -102,11 +99,11 @@ def test_today_is_what_a_server_does_with_the_files_of_its_triton() -> None:
 @pytest.mark.parametrize(
     ("part", "config", "flags"),
     [
-        ("", values(), [(False, False, False), (False, False, False)]),
-        ("", values(**TMA), [(False, False, True), (False, False, False)]),
+        ("", config_values(), [(False, False, False), (False, False, False)]),
+        ("", config_values(**TMA), [(False, False, True), (False, False, False)]),
         ("", PAIR, [(True, False, False), (False, True, True)]),
-        ("up", values(**TMA), [(True, False, True)]),
-        ("down", values(**TMA), [(False, True, True)]),
+        ("up", config_values(**TMA), [(True, False, True)]),
+        ("down", config_values(**TMA), [(False, True, True)]),
     ],
 )
 def test_a_second_product_with_tma_changes_the_kernel_of_the_first(part: str, config: Any, flags: Any) -> None:
@@ -146,28 +143,16 @@ def serve(conn: Any) -> None:
 def test_a_pair_of_one_block_size_m_is_found_and_measured_as_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Source(SglangMoeSource):
-        def compile(self, job: Any, target: Any) -> CompileFacts:
-            return CompileFacts(1024, None, 0, repr(job))
-
     monkeypatch.setattr(engine_file, "LEAST_EXTRA_S", 0.0)
     monkeypatch.setattr(engine_file, "EXTRA_SHARE", 0.0)
-    kit = Kit(tmp_path, {}, search="fast", family="fmoe", max_candidates=40)
-    kit.measurer.end()
-    kit.pool.close()
-    source = Source(str(tree("sglang")), H200)
-    measurer = MeasuringProcess(serve, {}, 20)
-    measurer.restart()
-    options = EngineOptions(**asdict(kit.options))
-    context = replace(kit.context, source=source, measurer=measurer, pool=cast("Any", OwnPool(source)), options=options)
     key = {**KEY, **BF16, "token": 1024, "expert": 32, "inter_dim": 1792, "model_dim": 2048, "topk": 4}
-    engine_file.EngineFile(context, engine_file.EngineSeeds(source), {"project": "sglang"}).run([SpecShape(1, key)])
-    measurer.end()
-    records = [PointRecord.from_document(m["point"]) for m in kit.messages if m["type"] == "point_timed"]
+    source = SglangMoeSource(str(tree("sglang")), H200)
+    messages = search_file(tmp_path, source, serve, "fmoe", [SpecShape(1, key)])
+    records = [PointRecord.from_document(m["point"]) for m in messages if m["type"] == "point_timed"]
     (first, *_) = cut_ranges(unite_points(r.point for r in records if r.m == 1024))
     up, down = split_pair(values_of(records)[first.config])
     assert (up["BLOCK_SIZE_M"], down["BLOCK_SIZE_M"], down["USE_TMA"]) == (64, 64, True)
-    (tuned,) = [m["row"] for m in kit.messages if m["type"] == "shape_tuned"]
+    (tuned,) = [m["row"] for m in messages if m["type"] == "shape_tuned"]
     assert tuned["us"] < 34, "one config for both products takes 36"
 
 
@@ -221,19 +206,24 @@ def test_both_products_are_right(tmp_path: Path) -> None:
     found = asked(
         "run",
         tmp_path,
-        (block, "", "", values(16, 32)),
-        (block, "", "", join_pair(values(16, 32), values(16, 16, **TMA))),
-        (block, "", "", join_pair(values(64, 64, **TMA), values(64, 128, **TMA))),
-        (block, "", "down", values(16, 32, **TMA)),
-        (tensor, "", "", join_pair(values(16, 64), values(16, 32, 64))),
-        (bf16, "float32", "", values(16, 64)),
+        (block, "", "", config_values(16, 32)),
+        (block, "", "", join_pair(config_values(16, 32), config_values(16, 16, **TMA))),
+        (block, "", "", join_pair(config_values(64, 64, **TMA), config_values(64, 128, **TMA))),
+        (block, "", "down", config_values(16, 32, **TMA)),
+        (tensor, "", "", join_pair(config_values(16, 64), config_values(16, 32, 64))),
+        (bf16, "float32", "", config_values(16, 64)),
     )
     alike, pair = [0.0] * 4, [0.0, 0.0, 1.0, 0.0]
     assert found == [alike, pair, pair, [0.0] * 2, alike, alike]
 
 
 def test_pairs_compile_for_a_chip_that_is_not_here(tmp_path: Path) -> None:
-    parts = [("", values(16, 32)), ("", PAIR), ("up", values(64, 128)), ("down", values(64, 256, **TMA))]
+    parts = [
+        ("", config_values(16, 32)),
+        ("", PAIR),
+        ("up", config_values(64, 128)),
+        ("down", config_values(64, 256, **TMA)),
+    ]
     found = asked("compile", tmp_path, *[({**SMALL, **BF16}, "", part, config) for part, config in parts])
     assert [status for status, _, _ in found] == ["ok"] * 4, found
     assert len({code for _, _, code in found}) == 4
@@ -258,7 +248,7 @@ def test_a_file_is_tuned_through_the_worker(tmp_path: Path) -> None:
     folder = root / "sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_3_6_0"
     folder.mkdir(parents=True, exist_ok=True)
     name = "E=4,N=128,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"
-    (folder / name).write_text(json.dumps({"1": values(16, 32)}))
+    (folder / name).write_text(json.dumps({"1": config_values(16, 32)}))
     key = {**SMALL, "token": 1, "topk": 1}
     captured = {"captured": "[[1, 0, 0, 0]]", "captured_only": True}  # one routing: the interpreter takes seconds each
     code, output, records = run_group(tmp_path, "sglang", "fmoe", [key], {"root": str(root), **captured})
@@ -268,6 +258,6 @@ def test_a_file_is_tuned_through_the_worker(tmp_path: Path) -> None:
     points = [PointRecord.from_document(record["point"]) for record in of_type(records, "point_timed")]
     assert {(point.m, point.file["file"], point.file["project"]) for point in points} == {(1, name, "sglang")}
     assert points[0].file["device"]["triton"]
-    assert points[0].today.values == values(16, 32)
+    assert points[0].today.values == config_values(16, 32)
     assert any(needs_down_file(time.values) and time.us > 0 for time in points[0].times), "a pair was measured"
     assert {time.err_ratio for point in points for time in point.times if time.us > 0} == {0.0}

@@ -21,10 +21,10 @@ from orchestrator.configs.aiter_trial import LoaderArguments
 from orchestrator.configs.config_tree import LookupTrial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.publish.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check, run_verify
+from orchestrator.publish.checkout import Checkout
 from orchestrator.results.export import export, make_provenance
 from orchestrator.results.run_results import RunResults
-from orchestrator.tables.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check, run_verify
-from orchestrator.tables.checkout import Checkout
 from tests.kits.results import DEVICE, Run, ended, row, started
 from tests.paths import ROOT
 from tests.standins.aiter import config_files
@@ -165,7 +165,7 @@ BRANCHES: dict[str, tuple[str, ...]] = {"llama": (), "other": ("--branch", "fix/
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from orchestrator.tables.checkout import Checkout
+from orchestrator.publish.checkout import Checkout
 with Checkout(Path(sys.argv[1])).worktree("HEAD"):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -1,25 +1,21 @@
 """The data of leased_nodes.py: the life of a lease, and what a run knows of a pool of leases.
 
-Only leased_nodes.py changes them. Slurm's and Kubernetes' leases live alike. `leases_wanted` computes how many each
-pool should hold.
+Only leased_nodes.py changes them (pool_size.py sets `Pool.want`). Slurm's and Kubernetes' leases live alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from math import ceil
+from typing import Protocol
 
-from orchestrator.controller.node_driver import NodeDriver
-from orchestrator.controller.shutdown import Shutdown
 from orchestrator.events import Event
 from orchestrator.leases.lease import EndCause, Lease, LeaseSource
 from orchestrator.leases.poller import PoolPoller, PoolSnapshot
 from orchestrator.ledger.ingest import Chunk
-
-LEASE_WORK_S = 600.0
-"""One more lease is worth asking for if there is this much work for each of its slots."""
+from orchestrator.machines.node_plan import NodePlan
+from orchestrator.transport.base import Transport
 
 
 class LeasePhase(Enum):
@@ -45,20 +41,32 @@ HELD = (LeasePhase.GRANTED, LeasePhase.NODE)
 
 
 @dataclass(frozen=True, slots=True)
-class MadeNode:
-    """A lease that is ready for work."""
+class ReadyNode:
+    """A lease whose machine was checked: a node that is ready for work."""
 
-    driver: Callable[[], NodeDriver]
-    """Makes its driver; called in the controller's own thread."""
+    plan: NodePlan
+    transport: Transport
+    """It is connected."""
     host: str
     """The physical machine."""
     gpus: tuple[str, ...]
     """The id of each slot's GPU there."""
 
 
-MakeNode = Callable[[str, Lease, str], MadeNode]
-"""Checks the machine of a pool's lease and makes its node under a name; called in a thread. Raises OrchestratorError
-if the machine cannot be used."""
+class NodeShutdown(Protocol):
+    """The end of a node's workers, which is in progress (controller/shutdown.py)."""
+
+    def is_done(self) -> bool: ...
+    def close(self) -> object: ...
+
+
+class RunNodes(Protocol):
+    """The part of the registry of a run's nodes (controller/node_registry.py) that leases need."""
+
+    def has(self, name: str) -> bool: ...
+    def trouble_of(self, name: str) -> str: ...
+    def record_progress(self, name: str, detail: str) -> None: ...
+    def begin_shutdown(self, name: str) -> NodeShutdown: ...
 
 
 @dataclass(slots=True)
@@ -67,8 +75,8 @@ class LeaseTurn:
 
     events: list[Event] = field(default_factory=list)
     """For the journal and the policy."""
-    start: list[NodeDriver] = field(default_factory=list)
-    """Drivers to start."""
+    start: list[ReadyNode] = field(default_factory=list)
+    """Nodes to drive from now on."""
     notes: list[tuple[str, bool]] = field(default_factory=list)
     """(text, is it bad) for people."""
     rows: list[tuple[str, Chunk]] = field(default_factory=list)
@@ -129,24 +137,11 @@ class LeaseLifecycle:
     is_draining: bool = False
     idle_since: float | None = None
     cause: EndCause = EndCause.RELEASED
-    shutdown: Shutdown | None = None
+    shutdown: NodeShutdown | None = None
     shutdown_seen_at: float = 0.0
     """The time at which its shutdown was seen to be done."""
 
 
-def leases_wanted(pools: Sequence[Pool], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
-    """Leases that each pool should hold, earlier pools filled first.
-
-    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: those of machines of our own.
-    `places`: leases that must be there whatever the backlog is, because shapes await confirmation on another machine.
-    """
-    left_s = backlog_s - other_slots * LEASE_WORK_S
-    wanted = {}
-    for pool in pools:
-        lease_s = pool.slots * LEASE_WORK_S
-        for_work = ceil(left_s / lease_s) if left_s > 0 else 0
-        count = min(pool.maximum, max(for_work, places))
-        wanted[pool.name] = count
-        left_s -= count * lease_s
-        places -= count
-    return wanted
+MakeReady = Callable[[Pool, Lease, str], ReadyNode]
+"""Checks the machine of a pool's lease and plans its node under a name; called in a thread. Raises OrchestratorError if
+the machine cannot be used."""

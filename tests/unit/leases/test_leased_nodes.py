@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import leased_nodes
 from orchestrator.controller.context import Timeouts
-from orchestrator.controller.lease_lifecycle import LEASE_WORK_S, LeasePhase, LeaseTurn, MadeNode, Pool, leases_wanted
-from orchestrator.controller.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
 from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
-from orchestrator.leases import holder, poller
+from orchestrator.leases import holder, leased_nodes, poller
 from orchestrator.leases.lease import EndCause, Lease
+from orchestrator.leases.lease_lifecycle import LeasePhase, LeaseTurn, Pool, ReadyNode
+from orchestrator.leases.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
+from orchestrator.leases.pool_size import LEASE_WORK_S, leases_wanted
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler
@@ -38,19 +38,27 @@ class Nodes:
         """Errors of the next machines that are checked."""
         self.checked: list[str] = []
         """Leases whose machine was checked."""
+        self.ends_meanwhile = False
+        """Each lease ends while its machine is checked."""
+        self.closed: list[str] = []
+        """Leases whose transport was closed."""
         self.pool = Pool("pool", 1, most, 1, scheduler)
-        self.leased = LeasedNodes([self.pool], self.make, known=known)
+        self.leased = LeasedNodes([self.pool], self.make_ready, known=known)
         self.registry = NodeRegistry(Timeouts())
         self.policy.handle(WORK, time.time())
         self.turn()
-        self.leased.start()
+        self.leased.start(wake=lambda: None)
 
-    def make(self, pool: str, lease: Lease, name: str) -> MadeNode:
+    def make_ready(self, pool: Pool, lease: Lease, name: str) -> ReadyNode:
         self.checked.append(lease.id)
         if self.troubles:
             raise self.troubles.pop(0)
-        driver: Any = SimpleNamespace(node=name, slots=("0",), start=lambda: None)
-        return MadeNode(lambda: driver, lease.host, ("0",))
+        plan: Any = SimpleNamespace(node=name, slots=("0",))
+        if self.ends_meanwhile:
+            self.scheduler.end(lease.id, EndCause.PREEMPTED)
+            wait_until(self.ends, "its end is recorded")
+        transport: Any = SimpleNamespace(close=lambda: self.closed.append(lease.id))
+        return ReadyNode(plan, transport, lease.host, ("0",))
 
     def turn(self) -> LeaseTurn:
         """All that has changed so far."""
@@ -58,7 +66,8 @@ class Nodes:
         self.all.events += out.events
         self.all.notes += out.notes
         self.all.rows += out.rows
-        for driver in out.start:
+        for ready in out.start:
+            driver: Any = SimpleNamespace(node=ready.plan.node, start=lambda: None)
             self.registry.start(driver)
         return self.all
 
@@ -101,7 +110,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The nodes without work; one that is to be given back is not really shut down."""
     idle: list[str] = []
     monkeypatch.setattr(Policy, "idle_nodes", lambda _: idle)
-    monkeypatch.setattr(LeasedNodes, "_shut_down", lambda _, x, registry: setattr(x, "phase", LeasePhase.LEAVING))
+    monkeypatch.setattr(LeasedNodes, "_shut_down_node", lambda _, x, registry: setattr(x, "phase", LeasePhase.LEAVING))
     return idle
 
 
@@ -146,6 +155,15 @@ def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: C
     wait_until(lambda: scheduler.held() == [], "all are given back")
     assert len(scheduler.requests) == MAX_FAILURES
     assert any("no Python was found" in line for line in nodes.leased.details())
+
+
+def test_the_way_into_a_lease_that_ended_while_its_machine_was_checked_is_closed(start: Callable[..., Nodes]) -> None:
+    nodes = start(Scheduler())
+    nodes.ends_meanwhile = True
+    wait_until(lambda: nodes.turn() and nodes.scheduler.leases, "one is requested")
+    nodes.scheduler.ready("1")
+    wait_until(lambda: nodes.turn() and nodes.closed == ["1"], "its transport is closed")
+    assert not nodes.names()
 
 
 def left_by(node: str) -> bytes:

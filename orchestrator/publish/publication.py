@@ -1,10 +1,10 @@
 """Publish winners: files as commits on a branch of a local checkout, with the text of a pull request.
 
-`publish` is the flow, the same for every project. It works in a worktree of its own (`checkout.py`), and calls the
-`Publication` of the project: `make_commits`, then `check_branch`, then `text_values`. It writes the text, and makes the
-branch at the very end, so a publication that fails or is killed leaves no branch. Nothing is pushed.
+`publish_winners` is the flow, the same for every project. It works in a worktree of its own (`checkout.py`), and calls
+the `Publication` of the project: `make_commits`, then `check_branch`, `evidence` and `text_values`. It writes the text,
+and makes the branch at the very end, so a publication that fails or is killed leaves no branch. Nothing is pushed.
 
-`configs/publish_aiter.py` is the publication for AITER, `configs/publish_engine.py` the one for vLLM and SGLang.
+`aiter_publication.py` is the publication for AITER, `engine_publication.py` the one for vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ from typing import Any, NamedTuple, Protocol
 
 from orchestrator.errors import InputError
 from orchestrator.files.write import write_atomic
-from orchestrator.tables.checkout import Checkout
-from orchestrator.tables.pull_request import Evidence
+from orchestrator.publish.checkout import Checkout
+from orchestrator.publish.evidence import Evidence
 from orchestrator.templating import render
 
 MAX_ROWS = 20
 """Most reasons that are named if there is nothing to publish."""
+
+
+class CheckResult(NamedTuple):
+    """A check as the text shows it: `("`test_csv_validation`", "passes", ["Ran 9 tests in 0.5s", "OK"])`."""
+
+    name: str
+    result: str
+    last_lines: Sequence[str]
 
 
 @dataclass(slots=True)
@@ -41,8 +49,7 @@ class Published:
     """The rows of the command's document, each with `outcome` (added, edited, kept or refused) and `why`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """The number of rows of each changed file by outcome: `{"aiter/configs/...csv": {"added": 3, "edited": 1}}`."""
-    checks: list[tuple[str, str, Sequence[str]]] = field(default_factory=list)
-    """(name, result, last lines) of each check."""
+    checks: list[CheckResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ok: bool = True
     """No check found a fault that the base has not."""
@@ -51,7 +58,7 @@ class Published:
 
     def add_check(self, name: str, passed: bool, text: str, tail: Sequence[str] = ()) -> None:
         """Add a check's result, and its last lines."""
-        self.checks.append((name, text, tail))
+        self.checks.append(CheckResult(name, text, tail))
         self.ok = self.ok and passed
 
 
@@ -97,7 +104,7 @@ class PlannedCommit(NamedTuple):
 
 
 class Publication(Protocol):
-    """The part of the flow that differs between projects. `publish` calls the methods in this order."""
+    """The part of the flow that differs between projects. `publish_winners` calls the methods in this order."""
 
     template: str
     """The template of the text."""
@@ -116,7 +123,7 @@ class Publication(Protocol):
         """The values of the template beside the branch, the request and the evidence."""
 
 
-def publish(request: PublishRequest, publication: Publication) -> Published:
+def publish_winners(request: PublishRequest, publication: Publication) -> Published:
     """Make the branch of a checkout, its checks and its text. Raises InputError; then no branch was made or moved."""
     checkout = Checkout(request.onto)
     base = checkout.commit_of(request.base)

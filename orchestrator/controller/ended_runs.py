@@ -1,96 +1,42 @@
-"""Works on runs that nobody drives: lists them, removes them, and stops workers that a finished run left.
+"""Cleans up after runs that nobody drives: removes them here and on their nodes, and stops workers that were left.
 
-The status of a run is in run_snapshot.py.
+`gemmfleet runs prune` calls `prunable`, `remove_leftovers` and `remove_run`, and `cancel` of a finished run calls
+`stop_left_workers`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.controller.pools import pools_of
 from orchestrator.controller.shutdown import StoppedNode
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.inventory.model import Inventory
-from orchestrator.ledger.reader import Counts, LedgerReader
+from orchestrator.leases.pools import pools_of
 from orchestrator.machines.node_link import engine_of, transport_of
 from orchestrator.machines.node_plan import NodePlan, plan_nodes
 from orchestrator.machines.node_poll import ask_all
-from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
+from orchestrator.paths import RunConfig, RunPaths, holder
 from orchestrator.transport.base import Transport, connected
-from orchestrator.view.status import state_now
+from orchestrator.view.run_list import ListedRun, listed_runs
 
 REMOVED = ".removed"
 """End of the name of a run's folder while its files are removed."""
 STOP_S = 30.0
 """Time for the nodes of a finished run to answer and to stop workers that are left."""
-UNENDED = ("planned", "running")
-"""A run in one of these states has not written its counts yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRun:
-    """A run as one line of the list. `source`: the file of its shapes."""
-
-    paths: RunPaths
-    run: str
-    state: str
-    counts: Counts
-    family: str
-    source: str
-    created: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "state": self.state,
-            "created": self.created,
-            "family": self.family,
-            "source": self.source,
-            "folder": str(self.paths.root),
-            "shapes": {n: getattr(self.counts, n) for n in ("total", "tuned", "skipped", "failed")},
-        }
-
-
-def summaries(runs: Path) -> list[ListedRun]:
-    """Every run of a folder, oldest first. If its files cannot be read, it is listed as `unreadable`."""
-    return [_summary(p) for p in list_runs(runs)]
-
-
-def _summary(paths: RunPaths) -> ListedRun:
-    try:
-        config = RunConfig.read(paths.config)
-        with LedgerReader.open_readonly(paths.ledger) as ledger:
-            state = ledger.state
-            counts = (None if state in UNENDED else _counted(paths)) or ledger.counts()
-    except OrchestratorError:
-        return ListedRun(paths, paths.run, "unreadable", Counts(), "", "", paths.config.stat().st_mtime)
-    state = state_now(state, driven=bool(holder(paths.lock)))
-    return ListedRun(paths, config.run, state, counts, config.family, config.shapes, config.created)
-
-
-def _counted(paths: RunPaths) -> Counts | None:
-    """The counts that a run wrote at its end, so that a list need not replay the journal; None if it wrote none."""
-    try:
-        return Counts(**json.loads(paths.provenance.read_bytes())["counts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[ListedRun]:
     """Runs that may be removed: finished (with `unfinished`: all that nobody drives), old enough, and not among the
     `keep` newest."""
     states = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
-    idle = [listed for listed in summaries(runs) if listed.state in states and not holder(listed.paths.lock)]
+    idle = [listed for listed in listed_runs(runs) if listed.state in states and not holder(listed.paths.lock)]
     candidates = idle[: max(0, len(idle) - keep)]
     return [listed for listed in candidates if now - listed.created >= older_s]
 

@@ -1,4 +1,7 @@
-"""Shapes that a run skips, because the tuned table has a row of this chip for them."""
+"""Splits the shapes of a run into those to tune and those to skip, because the tuned table has a row of this chip.
+
+controller/prepare.py calls `drop_tuned` before it plans, and `tuned_times` for a run by value.
+"""
 
 from __future__ import annotations
 

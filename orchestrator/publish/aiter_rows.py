@@ -1,8 +1,8 @@
 """The rows of one family that `publish` writes into a tree of AITER, and the new texts of the tree's files.
 
-`publish.py` calls `make_part` for each family. A `NewcomerPool` finds the champion of each key and judges it against
-the row that the tree has (`settle` says what that means here), as a merge does. But AITER merges all tables of a
-family, and a key may be there once. So a newcomer whose key a file has already edits that row in its place, if it is
+`aiter_publication.py` calls `make_part` for each family. A `NewcomerPool` finds the champion of each key and judges it
+against the row that the tree has (`settle` says what that means here), as a merge does. But AITER merges all tables of
+a family, and a key may be there once. So a newcomer whose key a file has already edits that row in its place, if it is
 faster by more than the noise, and is left out otherwise. New rows go into the model's own table, with the list of the
 model's shapes beside it.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from orchestrator.families import PadLevel, grid_point
 from orchestrator.files.write import csv_text
+from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables.aiter_build import Build
 from orchestrator.tables.decision import Action
 from orchestrator.tables.export import time_rank
@@ -27,7 +28,6 @@ from orchestrator.tables.keys import CHIP_COLUMNS, TAG, Key, Place, best_by_key,
 from orchestrator.tables.merge import csv_line, newcomer_line
 from orchestrator.tables.merge_input import open_sources
 from orchestrator.tables.newcomers import Incumbent, Judged, Newcomer, NewcomerPool, make_incumbent
-from orchestrator.tables.provenance import Facts
 from orchestrator.tables.rules import REBUILD, RowRules
 from orchestrator.tables.table import Table, TableRow, read_table
 from orchestrator.tables.table_names import model_names
@@ -59,14 +59,14 @@ class Part:
     facts: list[Mapping[str, Any]] = field(default_factory=list)
     """The facts of the measurement of each row in `written`."""
 
-    def of(self, *actions: Action) -> list[Judged]:
+    def rows_with(self, *actions: Action) -> list[Judged]:
         """The rows with one of these outcomes."""
         return [row for row in self.rows if row.action in actions]
 
     @property
     def written(self) -> list[Judged]:
         """The rows that are published."""
-        return self.of("added", "edited")
+        return self.rows_with("added", "edited")
 
     @property
     def chips(self) -> list[str]:
@@ -113,13 +113,11 @@ class TreeTables:
         self.lines[old.file][row.part] = csv_line(cells, self.tables[old.file].header)
 
 
-def make_part(
-    tree: Path, name: str, family: Family, paths: Sequence[Path], model: str, run_facts: Callable[[Path], Facts]
-) -> Part:
+def make_part(tree: Path, name: str, family: Family, paths: Sequence[Path], model: str) -> Part:
     """The part of a family's runs and tables. `name`: of the tree, for messages. Raises InputError for sources that
     cannot be used."""
     build = Build(tree, name)
-    sources = open_sources(paths, [], None, family.name, run_facts)
+    sources = open_sources(paths, [], None, family.name, RunFacts)
     tables = TreeTables(tree, build, family)
     pool = NewcomerPool(family, tables.incumbent, family.aiter.err_ratio)
     pool.add_rows(sources.newcomers())
@@ -133,11 +131,11 @@ def make_part(
         script = build.tree.scripts[family.name].relative_to(tree)
         part.script = " ".join((str(script), *family.aiter.flags))
     part.facts = [sources.facts(row.new) for row in part.written]
-    added = [row.new for row in part.of("added")]
+    added = [row.new for row in part.rows_with("added")]
     keys = [row.new.key for row in rows]
     keys_after = tables.keys | {new.key for new in added}
     part.misses = (count_misses(keys, tables.keys, family), count_misses(keys, keys_after, family))
-    for row in part.of("edited"):
+    for row in part.rows_with("edited"):
         if row.old:
             tables.edit(row.old, row.new)
             part.texts[row.old.file] = "".join(tables.lines[row.old.file])

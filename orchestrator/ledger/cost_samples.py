@@ -1,7 +1,7 @@
 """Learns from earlier runs how long shapes take, and how long a run takes to begin and to end.
 
-prepare.py fits the cost model (planning/cost.py) to the samples. A sample is one attempt: how many shapes it measured,
-their work, and the seconds that measuring took.
+controller/prepare.py fits the cost model (planning/cost.py) to the samples. A sample is one attempt: how many shapes it
+measured, their work, and the seconds that measuring took.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The publication for vLLM and SGLang (`tables/publish.py` is the flow): config files with the times of each M.
+"""The publication for vLLM and SGLang (`publication.py` is the flow): config files with the times of each M.
 
-`make_commits` merges the winners of each run into the worktree, as `configs merge` does (`merge.py`). A file that does
-not hold is left out with its reasons, such as an M that would become slower. The journal of the merge is not committed.
-The text has a `LayerTable` for each layer of a file, with the times that `measured_ms.py` reads. What the text says of
-the engines' own scripts and servers stands in its template.
+`make_commits` merges the winners of each run into the worktree, as `configs merge` does (`configs/merge.py`). A file
+that does not hold is left out with its reasons, such as an M that would become slower. The journal of the merge is not
+committed. The text has a `LayerTable` for each layer of a file, with the times that `configs/measured_ms.py` reads.
+What the text says of the engines' own scripts and servers stands in its template.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.configs.config_tree import FileChange
+from orchestrator.configs.decisions import describe_layer
 from orchestrator.configs.measured_ms import FileLayer, MeasuredM, measured_of_run
 from orchestrator.configs.merge import MergeReport, merge_run, path_below
-from orchestrator.configs.winners import WinnerFile, describe_layer, engine_of_winners
+from orchestrator.configs.winners import WinnerFile, engine_of_winners
 from orchestrator.errors import InputError
-from orchestrator.tables.publish import PlannedCommit, Published, PublishRequest, nothing_to_publish
-from orchestrator.tables.pull_request import Evidence, collect_evidence
+from orchestrator.publish.evidence import Evidence, FactNames, collect_evidence
+from orchestrator.publish.publication import PlannedCommit, Published, PublishRequest, nothing_to_publish
 from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs import slowdown
 from worker.triton_configs.engine_package import (
@@ -50,19 +51,19 @@ SCRIPTS = {
     ("sglang", "moe"): "benchmark/kernels/fused_moe_triton/benchmark_sglang_fused_moe_triton.py",
 }
 """The engines' own scripts that time what the look-up chooses. The text has their commands; they are not run here."""
-FACTS = {
-    "device": "GPU",
-    "driver": "driver",
-    "cuda": "CUDA",
-    "rocm": "ROCm",
-    "torch": "torch",
-    "triton": "Triton",
-    "engine": "engine when measured",
-    "image": "image digest",
-}
-"""Fields of a slot's record, and their names in the text."""
-NEEDED = ("device", "driver", "triton", "engine")
-"""Fields that a review asks for."""
+FACTS = FactNames(
+    {
+        "device": "GPU",
+        "driver": "driver",
+        "cuda": "CUDA",
+        "rocm": "ROCm",
+        "torch": "torch",
+        "triton": "Triton",
+        "engine": "engine when measured",
+        "image": "image digest",
+    },
+    needed=("device", "driver", "triton", "engine"),
+)
 
 
 @dataclass(slots=True)
@@ -186,16 +187,16 @@ class EnginePublication:
         to know."""
         modules = ENGINE_MODULES[self.engine]
         for file in self.winner_files:
-            _, version, source = file.place.engine
             module = modules.moe if file.layers[0].op == "moe" else modules.fp8
             kernel = package.folder.resolve().parent / Path(*module.split(".")).with_suffix(".py")
             digest = hashlib.sha256(kernel.read_bytes()).hexdigest()
-            measured = f"measured with {self.engine} {version or 'of a checkout'} (sha256 {source}...)"
-            result = f"the same file as {measured}"
-            if not digest.startswith(source):
-                result = f"another file than {measured}"
+            measured = file.place.engine
+            origin = f"measured with {self.engine} {measured.version or 'of a checkout'} (sha256 {measured.source}...)"
+            result = f"the same file as {origin}"
+            if not digest.startswith(measured.source):
+                result = f"another file than {origin}"
             name = f"kernel, {path_below(kernel, tree)}"
-            published.checks = [check for check in published.checks if check[0] != name]
+            published.checks = [check for check in published.checks if check.name != name]
             published.add_check(name, passed=True, text=result)
 
     def _title(self, model: str) -> str:
@@ -209,7 +210,7 @@ class EnginePublication:
 
     def evidence(self, request: PublishRequest) -> Evidence:
         """See `Publication`."""
-        return collect_evidence([], self.winner_files, self.runs, request.runs, FACTS, NEEDED)
+        return collect_evidence([], self.runs, request.runs, FACTS, has_config_files=True)
 
     def text_values(self, request: PublishRequest, published: Published) -> dict[str, Any]:
         """See `Publication`."""

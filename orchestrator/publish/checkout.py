@@ -1,7 +1,7 @@
-"""A checkout of AITER: commits made in a worktree of its own, and the branch that names them at the very end.
+"""A local git checkout: commits made in a worktree of its own, and the branch that names them at the very end.
 
-`publish.py` calls `refuse` first, then `commit` within a `worktree`, and `point` last. The user's work tree, index and
-hooks are left alone; nothing is fetched or pushed. `aiter_checks.py` runs AITER's own checks in a worktree.
+`publication.py` calls `refuse` first, then `commit` within a `worktree`, and `point` last. The user's work tree, index
+and hooks are left alone; nothing is fetched or pushed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The publication for AITER (`tables/publish.py` is the flow): tables by family, and the Triton configs of AITER.
+"""The publication for AITER (`publication.py` is the flow): tables by family, and the Triton configs of AITER.
 
-`make_commits` runs AITER's own checks on the base (`tables/aiter_checks.py`), and makes the new texts of the files
-(`tables/publish_rows.py`, `merge.py`): one commit for the model's own files and one for rows that other files own.
+`make_commits` runs AITER's own checks on the base (`aiter_checks.py`), and makes the new texts of the files
+(`aiter_rows.py`, `configs/merge.py`): one commit for the model's own files and one for rows that other files own.
 `check_branch` checks the tables against this tree (`tables/check.py`), runs AITER's checks again, and `verify` on nodes
 if asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from typing import Any
 from orchestrator.configs.merge import merge_run, path_below
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
+from orchestrator.families import ELEMENT_TYPES, family_type
 from orchestrator.files.write import write_csv
+from orchestrator.publish.aiter_checks import CHECKS, COMMANDS, CheckRun, compare_runs, run_check, run_verify
+from orchestrator.publish.aiter_rows import Part, make_part
+from orchestrator.publish.evidence import Evidence, FactNames, collect_evidence
+from orchestrator.publish.publication import PlannedCommit, Published, PublishRequest, nothing_to_publish
 from orchestrator.tables.aiter_build import Build
-from orchestrator.tables.aiter_checks import CHECKS, COMMANDS, CheckRun, compare_runs, run_check, run_verify
 from orchestrator.tables.check import VERDICTS, check_tables, verdict_of
-from orchestrator.tables.provenance import Facts
-from orchestrator.tables.publish import PlannedCommit, Published, PublishRequest, nothing_to_publish
-from orchestrator.tables.publish_rows import Part, make_part
-from orchestrator.tables.pull_request import Evidence, collect_evidence, title_of
+from orchestrator.tables.newcomers import Judged
 from orchestrator.tables.run_folders import has_config_files, table_of
 from orchestrator.tables.table_names import family_of
 from worker.families import Family
@@ -32,6 +34,22 @@ BRANCH_NAME = "this branch"
 """The name of the branch's build in messages."""
 MAX_PROBLEMS = 5
 """Most problems of a table that the text names."""
+FACTS = FactNames(
+    {
+        "device": "GPU",
+        "rocm": "ROCm",
+        "aiter_commit": "AITER commit when measured",
+        "image": "image digest",
+        "tuner": "tuner",
+        "node": "node",
+        "run": "run",
+    },
+    needed=("device", "rocm", "aiter_commit", "run"),
+)
+TYPE_COLUMNS = ("q_dtype_a", "q_dtype_w", "dtype")
+"""Columns with a data type; the first two of them that a family has are those of its operands."""
+_TYPE_WORD = re.compile(r"(?<![a-z0-9])(?:mx)?(?:fp|bf|int)\d+(?![0-9])", re.I)
+"""A data type in a title: `MXFP4`, `bf16`."""
 
 
 @dataclass(slots=True)
@@ -42,8 +60,6 @@ class AiterPublication:
     """Tables and runs by family."""
     config_runs: Sequence[Path]
     """Runs whose winners are config files."""
-    run_facts: Callable[[Path], Facts]
-    """Reads the facts of a run's folder (see `open_sources`)."""
     template: str = "pull-request.md.j2"
     parts: list[Part] = field(default_factory=list)
     """The rows, by family."""
@@ -67,7 +83,7 @@ class AiterPublication:
             raise InputError(f"{request.onto}: is not a checkout of AITER; {way_out}")
         self.checks_before = _run_checks(request, tree, "base")
         for family, paths in self.families.items():
-            self.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model, self.run_facts))
+            self.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model))
         own_texts, other_texts = self._collect_texts(published, tree)
         published.title = title_of(request.title, request.model, self.parts, self.winner_files)
         published.rows = [row for part in self.parts for row in _rows_of(part)]
@@ -119,16 +135,15 @@ class AiterPublication:
     def evidence(self, request: PublishRequest) -> Evidence:
         """See `Publication`."""
         folders = [path for path in request.sources if path.is_dir()]
-        return collect_evidence(self.parts, self.winner_files, folders, request.runs)
+        row_facts = [facts for part in self.parts for facts in part.facts]
+        return collect_evidence(row_facts, folders, request.runs, FACTS, has_config_files=bool(self.winner_files))
 
     def text_values(self, request: PublishRequest, published: Published) -> dict[str, Any]:
         """See `Publication`."""
         return {"parts": self.parts, "winner_files": self.winner_files, "check_commands": COMMANDS}
 
 
-def open_aiter_publication(
-    sources: Sequence[Path], wanted_family: str | None, run_facts: Callable[[Path], Facts]
-) -> AiterPublication:
+def open_aiter_publication(sources: Sequence[Path], wanted_family: str | None) -> AiterPublication:
     """The publication of runs and tables. Raises InputError for a table whose family is not known."""
     families: dict[Family, list[Path]] = {}
     config_runs: list[Path] = []
@@ -137,7 +152,39 @@ def open_aiter_publication(
             config_runs.append(path)
         else:
             families.setdefault(family_of(table_of(path), wanted_family), []).append(path)
-    return AiterPublication(families, config_runs, run_facts)
+    return AiterPublication(families, config_runs)
+
+
+def title_of(wanted: str, model: str, parts: Sequence[Part], winner_files: Sequence[WinnerFile]) -> str:
+    """`[Config] Tune llama a8w8 (fp8) GEMMs for gfx950`, or the user's title. Raises InputError if that names data
+    types that no row has."""
+    written = {part.family: part.written for part in parts}
+    types = {name for family, rows in written.items() for name in types_of(family, rows)}
+    named = {word.lower().removeprefix("mx") for word in _TYPE_WORD.findall(wanted)}
+    wrong = named - types
+    if wrong and not winner_files:
+        raise InputError(f"--title names {', '.join(sorted(wrong))}, and the rows are of {', '.join(sorted(types))}")
+    if wanted:
+        return wanted
+    chips = {file.place.device.name for file in winner_files}
+    subjects: list[str] = []
+    for family, rows in written.items():
+        chips |= {str(row.new.key[0]) for row in rows}
+        if rows:
+            subjects.append(f"{family.name} ({', '.join(sorted(types_of(family, rows)))})")
+    subjects += sorted({f"Triton {file.place.kind.config}" for file in winner_files})
+    tags = "[Triton/Gluon] [Config]" if winner_files else "[Config]"
+    return f"{tags} Tune {model} {' and '.join(subjects)} GEMMs for {', '.join(sorted(chips))}"
+
+
+def types_of(family: Family, rows: Iterable[Judged]) -> set[str]:
+    """The data types of rows as people call them, by their own columns, else by the family."""
+    columns = [column for column in TYPE_COLUMNS if column in family.key_names][:2]
+    if not columns:
+        type_of_all, _ = family_type(family) or ("fp8", 1)
+        return {type_of_all}
+    names = {row.new.cells.get(column, "") for row in rows for column in columns}
+    return {ELEMENT_TYPES[name][0] if name in ELEMENT_TYPES else name.removeprefix("torch.") for name in names}
 
 
 def _rows_of(part: Part) -> list[dict[str, Any]]:

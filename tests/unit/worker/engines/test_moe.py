@@ -1,4 +1,4 @@
-"""The tuner vllm on a fused mixture of experts: sorted slots, routings, operands and their meaning; the engine's own
+"""vLLM's fused mixture of experts: sorted slots, routings, operands and their meaning; the engine's own
 launcher; the whole of it in Triton's interpreter, with the kernel and the look-ups of a real wheel."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kits.worker import answers_of, of_type, run_group
-from tests.support.engines import H200, MI355X, tree
+from tests.support.engines import H200, MI355X, config_values, tree
 from tests.support.marks import WITH_TORCH
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.point_record import PointRecord
@@ -50,11 +50,6 @@ KEY: dict[str, Any] = {
 
 def problem(label: str = "uniform", gfx: str = "sm_90", **changes: Any) -> MoeProblem:
     return replace(MoeSource("", H200).problem("fmoe", {**KEY, **changes}, gfx), label=label)
-
-
-def values(m: int = 16, n: int = 64, k: int = 128, **more: int) -> dict[str, int]:
-    tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 1}
-    return {**tile, "num_warps": 4, "num_stages": 2, **more}
 
 
 @given(
@@ -200,7 +195,7 @@ def test_the_engine_decides_whether_slots_are_sorted(m: int, is_sorted: bool) ->
     if not is_sorted:
         assert operands["owners16"].tolist() == inputs.experts_of_tokens.flatten().tolist()
         assert operands["padded16"].tolist() == [m * 2 * 16]
-    launches = source.launches(p, values(16), operands, inputs.output())
+    launches = source.launches(p, config_values(16), operands, inputs.output())
     assert [x.named["top_k"] for x in launches] == [2, 1]
     assert [x.named["MUL_ROUTED_WEIGHT"] for x in launches] == [False, True]
     assert [x.named["naive_block_assignment"] for x in launches] == [not is_sorted] * 2
@@ -236,10 +231,14 @@ def test_candidates(arch: int | str, changes: dict[str, Any], key: str, legal: s
     target = datasheet_target(arch)
     p = problem(gfx=target.gfx, **{"model_dim": 7168, "inter_dim": 2048, **changes})
     space = MoeSource("", H200).space(p, target)
-    found = space.candidates([tile_config(values())], 400)
+    found = space.candidates([tile_config(config_values())], 400)
     assert {c.values[key] for c in space.candidates()} == legal
     assert len({c.name for c in found}) == len(found) <= 400
-    twice = [tile_config(values(k=128)), tile_config(values(k=256)), tile_config({**values(k=128), "SPLIT_K": 1})]
+    twice = [
+        tile_config(config_values(k=128)),
+        tile_config(config_values(k=256)),
+        tile_config({**config_values(k=128), "SPLIT_K": 1}),
+    ]
     assert len(space.distinct(twice)) == (1 if p.scale == "block" else 2), "vLLM cuts a step to the block"
 
 
@@ -334,8 +333,8 @@ def test_both_products_of_the_engines_kernel_are_right_for_each_copy(tmp_path: P
     jobs: list[tuple[EngineDevice, dict[str, Any], dict[str, int], str]] = []
     for quant, dtype, device in ((BF16, "float32", H200), (TENSOR, "", H200), (BLOCK, "", H200), (BLOCK, "", MI355X)):
         more = AMD if device is MI355X else {}
-        jobs.append((device, {**KEY, **quant, "token": 1}, values(**more), dtype))
-        jobs.append((device, {**KEY, **quant, "token": 3}, values(8, 128, 64, GROUP_SIZE_M=16, **more), dtype))
+        jobs.append((device, {**KEY, **quant, "token": 1}, config_values(**more), dtype))
+        jobs.append((device, {**KEY, **quant, "token": 3}, config_values(8, 128, 64, GROUP_SIZE_M=16, **more), dtype))
     assert asked("run", tmp_path, *jobs) == [[0.0] * 6] * len(jobs)
 
 
@@ -346,9 +345,9 @@ def test_one_job_compiles_both_products_for_a_chip_that_is_not_here(tmp_path: Pa
 
     jobs: list[Any] = []
     for device, quant in ((H200, BF16), (MI355X, BLOCK)):
-        configs = (values(), values(GROUP_SIZE_M=16), values(64, 128, 64, num_stages=3))
+        configs = (config_values(), config_values(GROUP_SIZE_M=16), config_values(64, 128, 64, num_stages=3))
         jobs += [job(device, quant, config) for config in configs]
-    found = asked("compile", tmp_path, *jobs, job(H200, BLOCK, values()), job(MI355X, BF16, values()))
+    found = asked("compile", tmp_path, *jobs, job(H200, BLOCK, config_values()), job(MI355X, BF16, config_values()))
     assert [status for status, _, _ in found] == ["ok"] * 8, found
     for first in (0, 3):
         plain, grouped, large = (facts for _, _, facts in found[first : first + 3])
@@ -365,7 +364,7 @@ def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     name = "E=4,N=128,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
     folder = root / "vllm" / "model_executor" / "layers" / "fused_moe" / "configs"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps({"1": values(), "24": values(32, 128)}))
+    (folder / name).write_text(json.dumps({"1": config_values(), "24": config_values(32, 128)}))
     options = {"root": str(root), "captured": "[[3, 0, 1, 0]]"}
     code, output, records = run_group(tmp_path, "vllm", "fmoe", [key, {**key, "topk": 9}], options)
     assert code == 1, f"a shape failed: {output}"
@@ -380,7 +379,7 @@ def test_a_file_is_tuned_over_all_routings(tmp_path: Path) -> None:
     assert points[0].file["layer"] == {
         "op": "moe", "n": 128, "k": 128, "e": 4, "topk": 1, "dtype": "fp8_w8a8", "block": [128, 128]
     }  # fmt: skip
-    assert all(point.today.values == values() and point.today.us > 0 for point in points)
+    assert all(point.today.values == config_values() and point.today.us > 0 for point in points)
     assert {time.err_ratio for point in points for time in point.times} == {0.0}
     assert set(json.loads(tuned["triton_config"])) == {"values"}
     rows = Counter(r["row"]["kernelName"] for r in of_type(records, "row") if r["shape"] == 1)

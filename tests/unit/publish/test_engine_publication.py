@@ -83,11 +83,12 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
         "# benchmarks/kernels/bench_block_fp8_gemm.py is not in the tree that this branch is based on",
         f"python3 {SCRIPT} --model some/model --tp-size TP --dtype fp8_w8a8 --trust-remote-code --batch-size 8 4096\n",
         "fp8_utils.py | the same file as measured with vllm 0.33.0 (sha256 ",
-        "the look-up of vLLM 0.33.0 gives the expected config ", "| shipped | 64-96 | 2 |", "--num-prompts 768 --max-concurrency 96\n",
+        "the look-up of vLLM 0.33.0 gives the expected config ", "| shipped | 64-96 | 2 |",
+        "--num-prompts 768 --max-concurrency 96\n",
         "| A1 | base", "--linear-backend triton",
     ):  # fmt: skip
         assert line in document["body"], line
-    assert f"# not in this checkout: {SCRIPT}" not in document["body"]
+    assert f"# {SCRIPT} is not in the tree" not in document["body"]
     alone = publish(moe, "--onto", vllm, "--branch", "moe")
     assert list(alone["files"]) == [MOE_FILE]
     assert "linear" not in alone["body"]

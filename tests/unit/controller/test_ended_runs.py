@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.runs import remove_run
+from orchestrator.controller.ended_runs import remove_run
 from orchestrator.paths import list_runs
 from tests.kits.fleet import command
 from tests.kits.results import simulated_run

@@ -3,10 +3,11 @@
 The controller's loop calls `LeasedNodes.turn`, which never waits. A turn goes in this order: take the news of the
 threads, drain nodes whose lease ends soon, give back leases whose nodes are shut down, set how many leases the work
 needs, and order the missing ones. The thread of a pool's poller (leases/poller.py) talks to its scheduler, and a few
-threads prepare nodes (`_prepare`) and fetch what ended leases left (`_bring_home`). Each hands its news, a function, to
-the next turn by `_tell`.
+threads prepare nodes (`_prepare_node`) and fetch what ended leases left (`_fetch_leftovers`). Each hands its news, a
+function, to the next turn by `_tell`.
 
-lease_lifecycle.py has the data and draws the phases of a lease.
+The neighbours: lease_lifecycle.py has the data and draws the phases of a lease, and pool_size.py says how many leases
+the work needs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import queue
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,23 +23,21 @@ from functools import partial
 
 import tenacity
 
-from orchestrator.controller.lease_lifecycle import (
-    HELD,
-    LeaseLifecycle,
-    LeasePhase,
-    LeaseTurn,
-    MadeNode,
-    MakeNode,
-    Pool,
-    leases_wanted,
-)
-from orchestrator.controller.node_registry import NodeRegistry
-from orchestrator.controller.shutdown import Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.lease import EndCause, Lease, LeaseState
+from orchestrator.leases.lease_lifecycle import (
+    LeaseLifecycle,
+    LeasePhase,
+    LeaseTurn,
+    MakeReady,
+    Pool,
+    ReadyNode,
+    RunNodes,
+)
 from orchestrator.leases.poller import USUAL_S, PoolOrder, PoolPoller, PoolSnapshot
+from orchestrator.leases.pool_size import PoolSizes
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
@@ -52,9 +50,6 @@ NO_MORE_CLAIMS_S = 120.0
 """This long before its time limit a lease takes no more work; of a short lease at most a quarter of its time."""
 BOOKS_S = 30.0
 """This long before its time limit the workers of a lease close their books; at most an eighth of its time."""
-PLACE_S = 600.0
-"""Longest time that a shape waits, with nothing else going on, for a machine that can confirm it (it did not run
-there)."""
 AVOID_S = 600.0
 """A host is left out of requests for this long after it was in quarantine."""
 AWAY_S = 600.0
@@ -77,23 +72,21 @@ class LeasedNodes:
     def __init__(
         self,
         pools: Sequence[Pool],
-        make: MakeNode,
+        make_ready: MakeReady,
         *,
         known: Sequence[Node],
-        other_slots: Callable[[], int] = lambda: 0,
+        other_slots: int = 0,
         hold: bool = False,
         grow: bool = True,
-        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`known`: nodes of leases that earlier controllers had. `other_slots`: gives the number of slots of nodes
-        without a lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for
-        none. `wake` is called, in any thread, when there is something for the next turn."""
+        """`known`: nodes of leases that earlier controllers had. `other_slots`: the number of slots of nodes without a
+        lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for none."""
         self._pools = {pool.name: pool for pool in pools}
-        self._make = make
-        self._other_slots = other_slots
+        self._make_ready = make_ready
+        self._sizes = PoolSizes(pools, other_slots)
         self._hold = hold
         self._grow = grow and bool(pools)
-        self._wake = wake
+        self._wake: Callable[[], None] = lambda: None
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
         self._closing = threading.Event()
@@ -101,31 +94,30 @@ class LeasedNodes:
         self._lives: dict[str, LeaseLifecycle] = {}
         for node in known:
             if node.pool in self._pools:
-                self._lives[node.lease] = self._known_life(node)
+                self._lives[node.lease] = self._life_of_known_node(node)
         for pool in pools:
             pool.floor = pool.minimum
             pool.poller = PoolPoller(pool.name, pool.source, partial(self._report_snapshot, pool))
-        self._last_change = 0.0
-        """The time at which the number of settled shapes changed last."""
-        self._settled = -1
         self._sick_hosts: dict[str, float] = {}
         """Host -> when it was in quarantine last; those of the last AVOID_S."""
         self._may_grow: bool | None = None
 
-    def _known_life(self, node: Node) -> LeaseLifecycle:
+    def _life_of_known_node(self, node: Node) -> LeaseLifecycle:
         """The life of a lease that an earlier controller had. Unless it has ended, a snapshot will tell its state."""
         has_ended = node.state == "gone"
         state = LeaseState.ENDED if has_ended else LeaseState.QUEUED
         phase = LeasePhase.ENDED if has_ended else LeasePhase.QUEUED
         return LeaseLifecycle(self._pools[node.pool], Lease(node.lease, state), node.name, phase)
 
-    def start(self) -> None:
-        """Ask for the leases that each pool starts with."""
+    def start(self, wake: Callable[[], None]) -> None:
+        """Ask for the leases that each pool starts with. `wake` is called, in any thread, when there is something for
+        the next turn."""
+        self._wake = wake
         for pool in self._pools.values():
             pool.want = pool.floor if self._grow else 0
             pool.poller.start()
 
-    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn:
+    def turn(self, policy: Policy, registry: RunNodes, now: float) -> LeaseTurn:
         """Return what changed since the last turn. `now` in epoch seconds."""
         turn = LeaseTurn()
         while not self._news.empty():
@@ -134,11 +126,11 @@ class LeasedNodes:
             self._report_silence(pool, turn)
         self._excuse_unreachable(registry)
         self._prepare_ends(policy, registry, turn, now)
-        self._give_back(turn, now)
+        self._give_back_leases(turn, now)
         if self._grow:
-            self._keep_size(policy, registry, turn, now)
+            self._keep_sizes(policy, registry, turn, now)
         for pool in self._pools.values():
-            self._order(pool, turn)
+            self._order_leases(pool, turn)
         return turn
 
     def check_lease_of(self, node: str) -> None:
@@ -190,13 +182,13 @@ class LeasedNodes:
     def _take_snapshot(self, pool: Pool, snapshot: PoolSnapshot, turn: LeaseTurn) -> None:
         """Move each lease of a snapshot on: prepare the granted ones, and let go of those that ended."""
         pool.snapshot = snapshot
-        for lease in (*snapshot.leases, *self._forgotten(pool, snapshot)):
+        for lease in (*snapshot.leases, *self._forgotten_leases(pool, snapshot)):
             life = self._lives.setdefault(lease.id, LeaseLifecycle(pool, lease))
             life.lease = lease
             if lease.state is LeaseState.ENDED:
-                self._scheduler_ended(life)
+                self._end_by_scheduler(life)
             elif lease.state is LeaseState.READY and life.phase is LeasePhase.QUEUED and not life.is_unwanted:
-                self._granted(life, turn)
+                self._begin_preparation(life, turn)
         queued = tuple(lease for lease in snapshot.leases if lease.state is LeaseState.QUEUED)
         if queued != pool.queued:
             pool.queued = queued
@@ -209,7 +201,7 @@ class LeasedNodes:
                 turn.note(f"{pool.name}: more leases are refused: {snapshot.refused}", bad=True)
             pool.refused = snapshot.refused
 
-    def _forgotten(self, pool: Pool, snapshot: PoolSnapshot) -> list[Lease]:
+    def _forgotten_leases(self, pool: Pool, snapshot: PoolSnapshot) -> list[Lease]:
         """Leases of ours that the scheduler does not list any more: they have ended."""
         listed = {lease.id for lease in snapshot.leases}
         forgotten = []
@@ -221,6 +213,7 @@ class LeasedNodes:
         return forgotten
 
     def _report_silence(self, pool: Pool, turn: LeaseTurn) -> None:
+        """Say once that a scheduler does not answer, and once that it answers again."""
         silent_s = pool.poller.silent_s
         if not pool.silence_reported and silent_s > UNREACHABLE_S:
             pool.silence_reported = True
@@ -229,13 +222,14 @@ class LeasedNodes:
             pool.silence_reported = False
             turn.note(f"{pool.name}: the scheduler answers again")
 
-    def _granted(self, life: LeaseLifecycle, turn: LeaseTurn) -> None:
+    def _begin_preparation(self, life: LeaseLifecycle, turn: LeaseTurn) -> None:
+        """The scheduler has granted a lease: name its node, and have a thread prepare it."""
         life.phase = LeasePhase.GRANTED
-        life.node = life.node or self._new_name(life.pool.name)
+        life.node = life.node or self._new_node_name(life.pool.name)
         turn.note(f"{life.node}: lease {life.lease.id} is granted on {life.lease.host or 'a host'}")
-        self._threads.submit(self._prepare, life)
+        self._threads.submit(self._prepare_node, life)
 
-    def _new_name(self, pool: str) -> str:
+    def _new_node_name(self, pool: str) -> str:
         """`POOL-N`, one more than the highest N so far: no name is used again."""
         matches = [re.fullmatch(rf"{re.escape(pool)}-([0-9]+)", name) for name in self._names]
         highest = max((int(match[1]) for match in matches if match), default=0)
@@ -243,26 +237,28 @@ class LeasedNodes:
         self._names.add(name)
         return name
 
-    def _prepare(self, life: LeaseLifecycle) -> None:
+    def _prepare_node(self, life: LeaseLifecycle) -> None:
         """Check the lease's machine and make its node. In a thread."""
-        made = None
+        ready = None
         why = ""
         try:
             retrying = self._retry_unreachable(lambda attempts: life.phase is LeasePhase.GRANTED)
-            made = retrying(self._make, life.pool.name, life.lease, life.node)
+            ready = retrying(self._make_ready, life.pool, life.lease, life.node)
         except OrchestratorError as e:
             why = str(e)
         except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
             why = f"{type(e).__name__}: {e}"
-        self._tell(lambda turn: self._prepared(life, made, why, turn))
+        self._tell(lambda turn: self._take_prepared(life, ready, why, turn))
 
-    def _prepared(self, life: LeaseLifecycle, made: MadeNode | None, why: str, turn: LeaseTurn) -> None:
-        """The lease is a node now (`made`), or cannot be used, because of `why`: then it is given back, and counts as
-        one that was never ready."""
-        if life.phase is not LeasePhase.GRANTED:
-            return  # it ended meanwhile
+    def _take_prepared(self, life: LeaseLifecycle, ready: ReadyNode | None, why: str, turn: LeaseTurn) -> None:
+        """Have the loop drive the node that a lease has become. If it cannot be used (`ready` is None, because of
+        `why`), give the lease back; it counts as one that was never ready."""
+        if life.phase is not LeasePhase.GRANTED:  # it ended meanwhile
+            if ready is not None:
+                self._threads.submit(ready.transport.close)
+            return
         lease, pool = life.lease, life.pool
-        if made is None:
+        if ready is None:
             turn.note(f"{life.node}: lease {lease.id} cannot be used and is given back: {why}", bad=True)
             pool.failures.append(why)
             life.phase = LeasePhase.ENDED
@@ -270,10 +266,10 @@ class LeasedNodes:
             return
         life.phase = LeasePhase.NODE
         pool.failures.clear()
-        driver = made.driver()
+        slots = ready.plan.slots
         ends_at = lease.ends_at or 0.0
-        turn.events.append(NodeExpected(life.node, driver.slots, made.host, made.gpus, lease.id, pool.name, ends_at))
-        turn.start.append(driver)
+        turn.events.append(NodeExpected(life.node, slots, ready.host, ready.gpus, lease.id, pool.name, ends_at))
+        turn.start.append(ready)
 
     def _retry_unreachable(self, is_awaited: Callable[[int], bool]) -> tenacity.Retrying:
         """Retries a call that finds the way broken, for REACH_S at most. It stops earlier if `is_awaited`, which gets
@@ -291,17 +287,17 @@ class LeasedNodes:
             reraise=True,
         )
 
-    def _scheduler_ended(self, life: LeaseLifecycle) -> None:
-        """Its scheduler has ended it: fetch what it left behind, then let go of its node."""
+    def _end_by_scheduler(self, life: LeaseLifecycle) -> None:
+        """The scheduler has ended a lease: fetch what it left behind, then let go of its node."""
         if life.node and life.phase not in (LeasePhase.ENDING, LeasePhase.ENDED):
             life.phase = LeasePhase.ENDING
-            self._threads.submit(self._bring_home, life)
+            self._threads.submit(self._fetch_leftovers, life)
         elif life.phase is LeasePhase.QUEUED:
             life.phase = LeasePhase.ENDED
             if not life.is_unwanted:
                 life.pool.failures.append(life.lease.why or "it ended before it was ready")
 
-    def _bring_home(self, life: LeaseLifecycle) -> None:
+    def _fetch_leftovers(self, life: LeaseLifecycle) -> None:
         """Fetch the rows that an ended lease left. In a thread."""
         lease, poller = life.lease, life.pool.poller
         cause = lease.cause or EndCause.FAILED
@@ -323,48 +319,50 @@ class LeasedNodes:
             turn.rows += [(node, chunk) for node, chunk in rows if node == life.node]
             if trouble:
                 turn.note(trouble, bad=True)
-            self._end(life, cause, lease.why, turn)
+            self._end_node(life, cause, lease.why, turn)
 
         self._tell(end)
 
-    def _end(self, life: LeaseLifecycle, cause: EndCause, why: str, turn: LeaseTurn) -> None:
-        """Let go of its node, which does not come back. The next order lets go of the lease in the scheduler too."""
+    def _end_node(self, life: LeaseLifecycle, cause: EndCause, why: str, turn: LeaseTurn) -> None:
+        """Let go of the node of a lease. It does not come back. The next order lets go of the lease in the scheduler
+        too."""
         life.phase = LeasePhase.ENDED
         turn.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
-    def _prepare_ends(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
+    def _prepare_ends(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Drain nodes near the time limit of their lease. Shut a node down when it is idle then, or when its workers
         need the rest of the time to close their books."""
-        for life in self._working(registry):
+        for life in self._working_leases(registry):
             if not life.lease.ends_at:
                 continue
             left_s = life.lease.ends_at - now
             if left_s > min(NO_MORE_CLAIMS_S, life.pool.time_s / 4):
                 continue
-            self._drain(life, f"its lease ends in {left_s:.0f} s", turn)
+            self._drain_node(life, f"its lease ends in {left_s:.0f} s", turn)
             if life.lease.why:
                 continue  # something ends it, and the scheduler will say what
             if left_s < min(BOOKS_S, life.pool.time_s / 8) or life.node in policy.idle_nodes():
                 life.cause = EndCause.TIME_LIMIT
-                self._shut_down(life, registry)
+                self._shut_down_node(life, registry)
 
-    def _working(self, registry: NodeRegistry) -> list[LeaseLifecycle]:
+    def _working_leases(self, registry: RunNodes) -> list[LeaseLifecycle]:
         """Leases whose node the loop has."""
         lives = self._lives.values()
         return [life for life in lives if life.phase is LeasePhase.NODE and registry.has(life.node)]
 
-    def _drain(self, life: LeaseLifecycle, why: str, turn: LeaseTurn) -> None:
+    def _drain_node(self, life: LeaseLifecycle, why: str, turn: LeaseTurn) -> None:
+        """Give the node of a lease no more work."""
         if not life.is_draining:
             life.is_draining = True
             turn.events.append(NodeDraining(life.node))
             turn.note(f"{life.node} takes no more work: {why}")
 
-    def _shut_down(self, life: LeaseLifecycle, registry: NodeRegistry) -> None:
+    def _shut_down_node(self, life: LeaseLifecycle, registry: RunNodes) -> None:
+        """End the workers of a lease's node; `_give_back_leases` follows once they are gone."""
         life.phase = LeasePhase.LEAVING
-        life.shutdown = Shutdown(registry, registry.timeouts.stop, tidy=True)
-        life.shutdown.begin([registry.drivers[life.node]])
+        life.shutdown = registry.begin_shutdown(life.node)
 
-    def _give_back(self, turn: LeaseTurn, now: float) -> None:
+    def _give_back_leases(self, turn: LeaseTurn, now: float) -> None:
         """Give back the leases whose nodes are shut down."""
         for life in self._lives.values():
             if life.phase is not LeasePhase.LEAVING or life.shutdown is None or not life.shutdown.is_done():
@@ -373,23 +371,23 @@ class LeasedNodes:
             if now - life.shutdown_seen_at >= UNREAD_S:
                 life.shutdown.close()
                 life.is_unwanted = True
-                self._end(life, life.cause, "given back", turn)
+                self._end_node(life, life.cause, "given back", turn)
 
-    def _excuse_unreachable(self, registry: NodeRegistry) -> None:
+    def _excuse_unreachable(self, registry: RunNodes) -> None:
         """Keep nodes that are out of reach from being given up while their scheduler does not answer either."""
-        for life in self._working(registry):
+        for life in self._working_leases(registry):
             if 0.0 < life.pool.poller.silent_s < AWAY_S:
                 registry.record_progress(life.node, registry.trouble_of(life.node))
 
-    def _keep_size(self, policy: Policy, registry: NodeRegistry, turn: LeaseTurn, now: float) -> None:
+    def _keep_sizes(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Set how many leases the work needs, and shut down nodes that were idle for long, or whose host is in
         quarantine."""
         in_quarantine = policy.quarantined_hosts(now)
         self._sick_hosts.update(dict.fromkeys(in_quarantine, now))
         self._sick_hosts = {host: t for host, t in self._sick_hosts.items() if now - t < AVOID_S}
-        self._set_wanted(policy)
+        self._sizes.set_wanted(policy, self._lives.values())
         idle_nodes = set(policy.idle_nodes())
-        for life in self._working(registry):
+        for life in self._working_leases(registry):
             if life.is_draining:
                 continue
             if life.node not in idle_nodes:
@@ -403,42 +401,14 @@ class LeasedNodes:
                 life.pool.floor = 0
             else:
                 continue
-            self._drain(life, why, turn)
-            self._shut_down(life, registry)
-        may_grow = self._is_lease_awaited(policy, now)
+            self._drain_node(life, why, turn)
+            self._shut_down_node(life, registry)
+        may_grow = self._sizes.may_grow(policy, self._lives.values(), now)
         if may_grow != self._may_grow:
             self._may_grow = may_grow
             turn.events.append(FleetMayGrow(may_grow))
 
-    def _set_wanted(self, policy: Policy) -> None:
-        """Set how many leases each pool is to hold."""
-        places = policy.hosts_needed()
-        wanted = leases_wanted([*self._pools.values()], policy.backlog_s(), self._other_slots(), places)
-        held = Counter(life.pool.name for life in self._lives.values() if life.phase in HELD)
-        for name, pool in self._pools.items():
-            # what works already is given back when it is idle, not before; and only work that waits needs more
-            least = max(held[name], pool.floor)
-            most = wanted[name] if policy.has_waiting or places else least + len(pool.queued)
-            pool.want = max(min(wanted[name], most), least)
-
-    def _is_lease_awaited(self, policy: Policy, now: float) -> bool:
-        """Return whether another lease may come that the work has a use for. If only shapes are left that need another
-        machine, we wait PLACE_S for it."""
-        state = policy.state
-        settled = state.tuned + state.failed
-        if settled != self._settled or not policy.hosts_needed() or state.running:
-            self._last_change = now
-            self._settled = settled
-        if now - self._last_change >= PLACE_S:
-            return False
-        lives = self._lives.values()
-        staying = Counter(life.pool.name for life in lives if life.phase in HELD and not life.is_draining)
-        for name, pool in self._pools.items():
-            if not pool.hopeless and (pool.queued or staying[name] < pool.maximum):
-                return True
-        return False
-
-    def _order(self, pool: Pool, turn: LeaseTurn) -> None:
+    def _order_leases(self, pool: Pool, turn: LeaseTurn) -> None:
         """Have the poller give back the leases that are of no more use, and ask for those that are missing."""
         if pool.snapshot is None or pool.snapshot.number != pool.ordered:
             return  # no snapshot has shown the last order yet

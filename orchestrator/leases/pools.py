@@ -1,6 +1,6 @@
 """Pools of a run: makes sources of leases (leases/lease.py) from the inventory, and nodes from granted leases.
 
-`pools_of` and `node_maker` are for a run (drive.py gives them to LeasedNodes). `check_pools` and `probe_pools` are for
+`pools_of` and `make_ready` are for a run (drive.py gives them to LeasedNodes). `check_pools` and `probe_pools` are for
 reports before it: the first only asks the schedulers, the second requests one lease of each pool and checks its
 machine.
 """
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
-from orchestrator.controller.lease_lifecycle import MadeNode, Pool
-from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.lease import Lease, LeaseSource, LeaseState
+from orchestrator.leases.lease_lifecycle import Pool, ReadyNode
 from orchestrator.machines.check_script import ARGV, TIMEOUT_S, script
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.node_check import NodeReport, check_node
@@ -132,37 +131,23 @@ def plan_unseen(node: Node, run: str) -> NodePlan:
     return plan_lease(node.model_copy(update={"name": f"{node.name}-1"}), run, NodeFacts({}), granted)[0]
 
 
-def machines_of(inventory: Inventory) -> Inventory:
-    """The inventory without its pools."""
-    return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
-
-
-def node_maker(
-    inventory: Inventory,
-    sources: Mapping[str, LeaseSource],
-    run: str,
-    driver: Callable[[NodePlan, Transport], NodeDriver],
-) -> Callable[[str, Lease, str], MadeNode]:
-    """Return a function that checks a lease's machine and makes its node (lease_lifecycle.MakeNode)."""
-
-    def make(pool: str, lease: Lease, name: str) -> MadeNode:
-        node = inventory.nodes[pool].model_copy(update={"name": name})
-        report, transport = _check_lease(node, sources[pool], lease, run)
-        try:
-            if not report.usable:
-                raise EngineError(name, report.problem_text())
-            shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
-        except BaseException:
-            transport.close()
-            raise
+def make_ready(inventory: Inventory, run: str, pool: Pool, lease: Lease, name: str) -> ReadyNode:
+    """Check a lease's machine and plan its node. Raises OrchestratorError if the machine cannot be used."""
+    node = inventory.nodes[pool.name].model_copy(update={"name": name})
+    report, transport = _check_lease(node, pool.source, lease, run)
+    try:
+        if not report.usable:
+            raise EngineError(name, report.problem_text())
+        shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
         granted = {}
         for line in shown.splitlines():
             variable, _, value = line.partition("=")
             granted[variable] = value
         plan, gpus = plan_lease(node, run, report.facts, granted)
-        return MadeNode(lambda: driver(plan, transport), lease.host, gpus)
-
-    return make
+    except BaseException:
+        transport.close()
+        raise
+    return ReadyNode(plan, transport, lease.host, gpus)
 
 
 def source_of(node: Node, run: str, out: str) -> LeaseSource:

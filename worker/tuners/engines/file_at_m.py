@@ -1,0 +1,118 @@
+"""The configs of a file, measured side by side at one M: the record of each routing, and the row of the M's shape.
+
+`EngineFile` makes a `FileAtM` for each M that it measures, and calls, in this order:
+
+    measure       each routing: all configs, then the fastest and today's once more, interleaved
+    records       a `PointRecord` of each routing, which is sent and cut (worker/triton_configs/point_record.py)
+    settle_with   only at an M of the workload: the row of its shape, with the config that the cut chose
+
+Imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from worker.triton_configs.cutting import KEEP
+from worker.triton_configs.point_record import ConfigTime, PointRecord
+from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
+from worker.tuners.search.problem_search import Effort, ProblemSearch, candidate_row
+from worker.tuners.search.tile_config import TileConfig
+
+UNPAIRED = 1.01
+"""A time that was not taken beside today's may be longer by this factor."""
+
+
+def point_name(config: TileConfig) -> str:
+    """The name of a config in points, which is a text of its values."""
+    return ConfigTime(config.values, 0.0, 0.0, 0.0).name
+
+
+class FileAtM(BucketSearch):
+    """The file's configs and today's at one M, at each routing of the source."""
+
+    is_beside_today = True
+
+    def __init__(
+        self,
+        file: FileSearch,
+        points: Sequence[PointTask],
+        configs: Mapping[str, TileConfig],
+        effort: Effort,
+        *,
+        quiet: bool,
+    ) -> None:
+        """`points`: the M at each routing. `configs`: by name. `quiet`: the rows of the candidates are not emitted."""
+        self._m = points[0].point.m
+        super().__init__(file, f"M={self._m}", points, {})
+        self.configs |= configs
+        for task in points:
+            self.configs.setdefault(task.today.name, task.today)
+        self._effort = effort
+        self._is_quiet = quiet
+
+    def measure(self) -> None:
+        """Measure all configs at each routing, the fastest and today's interleaved.
+
+        Those that were among the fastest at the first routing are so at all, because a range needs a config that is
+        known beside today's at each.
+        """
+        leaders_of_first: set[str] = set()
+        for number, task in enumerate(self.points):
+            leaders = self._measure_routing(task, leaders_of_first, quiet=self._is_quiet or number > 0)
+            if number == 0:
+                leaders_of_first = leaders
+
+    def _measure_routing(self, task: PointTask, always_leaders: set[str], *, quiet: bool) -> set[str]:
+        """Measure all configs at one routing; the names of those that were interleaved with today's."""
+        if task.point.weight:
+            self.file.put_in_flight(task.shape)
+        comparison = self.comparison_at(task)
+        comparison.quiet = quiet
+        search = ProblemSearch(self.file.context, comparison, [], self._effort)
+        search.measure()
+        names = [candidate.name for candidate in comparison.candidates]
+        leaders = {*search.leaders(), *(i for i in search.measured if names[i] in always_leaders)}
+        self._rank(task, search, leaders, comparison)
+        for i, measurement in search.measured.items():
+            high_us = UNPAIRED * measurement.us
+            task.times.setdefault(names[i], PointTime(measurement.us, search.errs[i], measurement.spread, high_us))
+        if not task.times:
+            self.file.settle_shape(task, None, *search.why_none())
+        return {names[i] for i in leaders}
+
+    def records(self) -> Iterator[tuple[PointTask, PointRecord]]:
+        """The record of each routing at which a config is right."""
+        for task in self.points:
+            if not task.times:
+                continue
+            others = [name for name in task.times if name != task.today.name]
+            times = [self._time_of(task, name) for name in (task.today.name, *others)]
+            yield task, PointRecord(dict(self.file.facts), self._m, task.point.label, task.point.weight, times)
+
+    def _time_of(self, task: PointTask, name: str) -> ConfigTime:
+        values = self.configs[name].values
+        time = task.times.get(name)
+        if time is None:
+            return ConfigTime(values, -1.0, -1.0, 1.0)
+        return ConfigTime(values, time.us, time.high_us, time.err)
+
+    def settle_with(self, chosen: str) -> None:
+        """Settle the shape with a config by its name in a record; KEEP: with today's."""
+        task = self.points[0]
+        config = task.today
+        if chosen != KEEP:
+            config = next(config for config in self.configs.values() if point_name(config) == chosen)
+        time = task.times.get(config.name)
+        if time is None:
+            detail = f"no config is right at M={self._m} at every routing, and {config.name} is not"
+            self.file.settle_shape(task, None, "no_candidate", detail)
+            return
+        today = f"today's {task.today_us:.4g} us" if task.today_us > 0 else "today's does not run"
+        detail = f"M={self._m}: {time.us:.4g} us, {today}"
+        if chosen == KEEP:
+            detail += "; left as it is"
+        row = candidate_row(config, task.problem, "ok", time.us, time.err, time.spread, task.rounds, detail)
+        values = None if chosen == KEEP else config.values
+        self.file.settle_shape(task, {**row, "triton_config": json.dumps({"values": values})})
