@@ -28,7 +28,7 @@ def split_pair(values: Mapping[str, Any]) -> tuple[Values, Values]:
     up = {key: value for key, value in values.items() if not key.startswith(DOWN)}
     down = {key.removeprefix(DOWN): value for key, value in values.items() if key.startswith(DOWN)}
     if not down:
-        return up, _without_tma(up)
+        return up, without_tma(up)
     return up, {ROWS: up[ROWS], **down}
 
 
@@ -36,13 +36,18 @@ def join_pair(up: Mapping[str, Any], down: Mapping[str, Any] | None) -> Values:
     """The config of two entries; None: there is no file `_down`."""
     values = dict(up)
     if not values.get(TMA):
-        values = _without_tma(values)
-    if down is None or (_without_tma({**down, ROWS: up[ROWS]}) == _without_tma(up) and not down.get(TMA)):
+        values = without_tma(values)
+    if down is None or _is_default_down(up, down):
         return values
     for key, value in down.items():
         if key != ROWS and (key, bool(value)) != (TMA, False):
             values[DOWN + key] = value
     return values
+
+
+def _is_default_down(up: Mapping[str, Any], down: Mapping[str, Any]) -> bool:
+    """True for the entry that SGLang's second product has without a file of its own."""
+    return not down.get(TMA) and without_tma({**down, ROWS: up[ROWS]}) == without_tma(up)
 
 
 def needs_down_file(values: Mapping[str, Any]) -> bool:
@@ -51,5 +56,6 @@ def needs_down_file(values: Mapping[str, Any]) -> bool:
     return TMA in values or any(key.startswith(DOWN) for key in values)
 
 
-def _without_tma(values: Mapping[str, Any]) -> Values:
+def without_tma(values: Mapping[str, Any]) -> Values:
+    """The values as a launcher of SGLang gets them, which is told of TMA apart."""
     return {key: value for key, value in values.items() if key != TMA}
