@@ -157,41 +157,40 @@ class MoeSource(EngineSource):
         get = operands.get
         topk = problem.layer.topk
         first_size = problem.slots * problem.products[0][0]
-        for_both = {**launcher_arguments(problem, values["BLOCK_SIZE_M"], operands), "config": dict(values)}
+        config = dict(values)
+        block = config["BLOCK_SIZE_M"]
 
         def start_both() -> None:
             engine.moe.invoke_fused_moe_triton_kernel(
                 A=get("x"),
                 A_scale=get("xs"),
-                B=get("w1"),
-                B_scale=get("s1"),
                 C=out[:first_size].view(problem.m, topk, -1),
                 topk_weights=None,
-                mul_routed_weight=False,
-                top_k=topk,
-                **for_both,
+                config=config,
+                **launcher_arguments(problem, 1, operands, block),
             )
             engine.moe.invoke_fused_moe_triton_kernel(
                 A=get("y"),
                 A_scale=get("ys"),
-                B=get("w2"),
-                B_scale=get("s2"),
                 C=out[first_size:].view(problem.m, topk, -1),
                 topk_weights=get("scores"),
-                mul_routed_weight=True,
-                top_k=1,
-                **for_both,
+                config=config,
+                **launcher_arguments(problem, 2, operands, block),
             )
 
         return engine.launches(self.op, start_both)
 
 
-def launcher_arguments(problem: MoeProblem, block: int, operands: Operands) -> dict[str, Any]:
-    """Arguments, by name, that the launchers of both engines take alike for both products: the slots as sorted for
-    tiles of `block` rows (None for the slots that vLLM does not sort), and what the operands are."""
+def launcher_arguments(problem: MoeProblem, product: int, operands: Operands, block: int) -> dict[str, Any]:
+    """Arguments, by name, that the launchers of both engines take alike for the first or second product: its weights,
+    the slots as sorted for tiles of `block` rows (None if vLLM does not sort them), and what the operands are."""
     import triton.language as tl
 
     return {
+        "B": operands[f"w{product}"],
+        "B_scale": operands.get(f"s{product}"),
+        "mul_routed_weight": product == 2,
+        "top_k": problem.layer.topk if product == 1 else 1,
         "sorted_token_ids": operands.get(f"slots{block}"),
         "expert_ids": operands[f"owners{block}"],
         "num_tokens_post_padded": operands[f"padded{block}"],

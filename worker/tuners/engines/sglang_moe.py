@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from worker.families import SGLANG
-from worker.triton_configs.pair import ROWS, TMA, split_pair, without_tma
+from worker.triton_configs.pair import BLOCK_SIZE_M, USE_TMA, split_pair, without_tma
 from worker.triton_configs.serving_engine import KernelLaunch, taking_quantized
 from worker.tuners.engines.moe import MoeSource, launcher_arguments, sort_slots_by_expert
 from worker.tuners.engines.moe_problem import MOST_ROWS, MoeInputs, MoeProblem
@@ -53,9 +53,9 @@ class SglangMoeSource(MoeSource):
     def space(self, problem: MoeProblem, target: Target) -> Space:
         """One config for both products; of a part also TMA, without which the second one needs no padding."""
         space = MoeSource.space(self, problem, target)
-        knobs = {**space.knobs, ROWS: BLOCKS_M}
+        knobs = {**space.knobs, BLOCK_SIZE_M: BLOCKS_M}
         if problem.part:
-            knobs[TMA] = (True,) if problem.part == "down" else (False, True)
+            knobs[USE_TMA] = (True,) if problem.part == "down" else (False, True)
         return replace(space, knobs=knobs)
 
     def has_pairs(self, target: Target) -> bool:
@@ -89,7 +89,7 @@ class SglangMoeSource(MoeSource):
         engine = self.engine()
         get = operands.get
         up, down = product_entries(problem, values)
-        block = up[ROWS]
+        block = up[BLOCK_SIZE_M]
         is_padded = is_first_padded(problem, values)
         x = operands["x"]
         x_scales = get("xs")
@@ -98,49 +98,31 @@ class SglangMoeSource(MoeSource):
         if is_padded:
             y = operands[f"y{block}"]
             y_scales = get(f"ys{block}", y_scales)  # one scale for all of y has no order
-        for_both = {
-            **launcher_arguments(problem, block, operands),
-            "topk_weights": operands["scores"],
-            "topk_ids": operands["ids"],
-            "bias": None,
-            "B_zp": None,
-        }
-
-        def start_first() -> None:
-            engine.moe.invoke_fused_moe_kernel(
-                A=x,
-                A_scale=x_scales,
-                B=operands["w1"],
-                B_scale=get("s1"),
-                C=_first_out(problem, out, block, is_padded=is_padded),
-                mul_routed_weight=False,
-                top_k=problem.layer.topk,
-                config=without_tma(up),
-                b_use_tma=bool(up.get(TMA)),
-                c_sorted=is_padded,
-                **for_both,
-            )
-
-        def start_second() -> None:
-            engine.moe.invoke_fused_moe_kernel(
-                A=y,
-                A_scale=y_scales,
-                B=operands["w2"],
-                B_scale=get("s2"),
-                C=_second_out(problem, out),
-                mul_routed_weight=True,
-                top_k=1,
-                config=without_tma(down),
-                a_use_tma=is_padded,
-                b_use_tma=is_padded,
-                **for_both,
-            )
+        for_both = {"topk_weights": operands["scores"], "topk_ids": operands["ids"], "bias": None, "B_zp": None}
 
         def start_products() -> None:
             if problem.part != "down":
-                start_first()
+                engine.moe.invoke_fused_moe_kernel(
+                    A=x,
+                    A_scale=x_scales,
+                    C=_first_out(problem, out, block, is_padded=is_padded),
+                    config=without_tma(up),
+                    b_use_tma=bool(up.get(USE_TMA)),
+                    c_sorted=is_padded,
+                    **launcher_arguments(problem, 1, operands, block),
+                    **for_both,
+                )
             if problem.part != "up":
-                start_second()
+                engine.moe.invoke_fused_moe_kernel(
+                    A=y,
+                    A_scale=y_scales,
+                    C=_second_out(problem, out),
+                    config=without_tma(down),
+                    a_use_tma=is_padded,
+                    b_use_tma=is_padded,
+                    **launcher_arguments(problem, 2, operands, block),
+                    **for_both,
+                )
 
         row_scales = {id(x): x_scales, id(y): y_scales}
         with taking_quantized(engine.moe, lambda rows: row_scales[id(rows)]):
@@ -155,7 +137,7 @@ class SglangMoeSource(MoeSource):
         calls = MoeSource.launch(self, problem, candidate, operands, out)
         if problem.part == "down" or not is_first_padded(problem, candidate.values):
             return calls
-        block = candidate.number(ROWS)
+        block = candidate.number(BLOCK_SIZE_M)
         padded_out = _first_out(problem, out, block, is_padded=True)
         out_by_slot = _first_out(problem, out, block, is_padded=False)
         slots = operands[0][f"slots{block}"].long()
@@ -176,7 +158,7 @@ def product_entries(problem: MoeProblem, values: Values) -> tuple[Values, Values
 def is_first_padded(problem: MoeProblem, values: Values) -> bool:
     """True if the first output lies in the order of experts, because the second product loads it through TMA."""
     _, down = product_entries(problem, values)
-    return bool(problem.part or down.get(TMA))
+    return bool(problem.part or down.get(USE_TMA))
 
 
 def _sorted_rows(rows: torch.Tensor, slots: torch.Tensor, problem: MoeProblem, block: int) -> torch.Tensor:

@@ -331,14 +331,18 @@ class BucketSearch:
     def _settle_with(self, task: PointTask, name: str, winner: str, measured: Sequence[PointTask]) -> None:
         """Settle a point's shape with the time of a config. `winner`: "" if today's configs stay."""
         config = self.configs[name]
-        time = task.times[name]
-        today = f"today's {task.today_us:.4g} us" if task.today_us > 0 else "today's does not run"
-        detail = f"{self.name}: {time.us:.4g} us, {today}"
-        if not winner:
-            detail += "; left as it is"
-        row = candidate_row(config, task.problem, "ok", time.us, time.err, time.spread, task.rounds, detail)
+        row = self.verdict_row(task, config, is_change=bool(winner))
         self.file.seeds.add_winner(task.problem, config)
         self.file.settle_shape(task, {**row, "triton_config": self.document(winner, task, measured)})
+
+    def verdict_row(self, task: PointTask, config: TileConfig, *, is_change: bool) -> Row:
+        """The row of a point's shape with the time of a config; `is_change`: it replaces today's."""
+        time = task.times[config.name]
+        today = f"today's {task.today_us:.4g} us" if task.today_us > 0 else "today's does not run"
+        detail = f"{self.name}: {time.us:.4g} us, {today}"
+        if not is_change:
+            detail += "; left as it is"
+        return candidate_row(config, task.problem, "ok", time.us, time.err, time.spread, task.rounds, detail)
 
     def name_if_unchanged(self, task: PointTask) -> str:
         """The config whose time a point's row has where nothing is changed."""
