@@ -16,6 +16,7 @@ from orchestrator.cli.options import BuildNodesOpt, RunsOpt
 from orchestrator.command_hints import command
 from orchestrator.configs import check, merge
 from orchestrator.configs.config_tree import FileChange
+from orchestrator.configs.journal import undo_merge
 from orchestrator.errors import InputError
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
@@ -84,7 +85,7 @@ def _origin_of(change: FileChange) -> str:
 
 def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="The tree of the merge.")]) -> Page:
     """Take back the last merge into a tree."""
-    undone = merge.undo_merge(tree)
+    undone = undo_merge(tree)
     page = Page(undone)
     page.line(f"the merge of {undone['run']} at {undone['time']} is undone")
     for word in ("restored", "removed"):

@@ -9,36 +9,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.configs.aiter_trial import run_trial
-from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, other_values_error
-from orchestrator.configs.default_readers import other_operators
+from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, compare_answers
+from orchestrator.configs.default_readers import missing_measurements, other_operators
 from orchestrator.configs.journal import MergeJournal
 from orchestrator.configs.lint import lint_content
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
-from worker.text import Finding
 from worker.triton_configs.config_file import Bucket, bound_of, parse_config_file
 from worker.triton_configs.kinds import BY_CONFIG, ConfigKind
 from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, bucket_for
 from worker.triton_configs.tree_files import FilePlan, list_files, plan_file
 
 
-def journal_of(root: Path) -> MergeJournal:
+def aiter_journal(root: Path) -> MergeJournal:
     """The journal of a tree's merges. Raises InputError where the tree has no configs."""
     folder = root / CONFIGS
     if not folder.is_dir():
         raise InputError(f"{root}: has no Triton configs of AITER ({CONFIGS}); name the folder that holds `aiter/`")
-    return MergeJournal(folder / "gemmfleet-merges.jsonl", root)
+    return MergeJournal(folder, root)
+
+
+class DefaultFileOptions(NamedTuple):
+    """The options of a merge for default files, which every shape without a file of its own reads."""
+
+    may_change: bool = False
+    """They may change. Then every shape that reads a changed bucket must be among the run's measurements, through every
+    operator: the shapes are those of AITER's lists and of `lists`."""
+    lists: Sequence[Path] = ()
+    """Lists of shapes of the user's models."""
+    checked: Sequence[str] = ()
+    """Operators that the user vouches for: nothing has to be measured through them."""
 
 
 class AiterTree:
     """The config files of a tree of AITER for a chip."""
 
-    def __init__(self, root: Path, gfx: str) -> None:
+    def __init__(self, root: Path, gfx: str, default_files: DefaultFileOptions) -> None:
         """Raises InputError where the tree has no loader that is known."""
         self.root = root
         self.gfx = gfx
+        self.default_files = default_files
         try:
             self.resolver = Resolver(root, gfx)
         except ResolveError as e:
@@ -48,21 +61,32 @@ class AiterTree:
         """The file that holds winners, with its text. Raises ValueError and OSError."""
         place = winner_file.place
         shape = None if place.is_default else winner_file.shape
-        return plan_file(self.resolver, place.kind, shape, winner_file.values)
+        plan = plan_file(self.resolver, place.kind, shape, winner_file.values)
+        if place.is_default and plan.new != plan.old and not self.default_files.may_change:
+            raise ValueError(
+                "changes a default file, which every shape without a file of its own reads; give --allow-default after"
+                " reading what is to be measured again"
+            )
+        return plan
 
-    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
-        """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
+    def faults(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[str]:
+        """Bounds that were not measured, findings on the winners' buckets and on the file as a whole, and readers of a
+        default file that were not measured."""
         for name, winner in winner_file.winners.items():
             side, bound = bound_of(name)
             if side != "any" and bound not in {row.m for row in winner.measured}:
-                text = f"was not measured at M={bound}, its bound"
-                yield Finding("error", "bound", str(plan.target), 0, text, name)
+                yield f"{plan.target.name}: {name}: was not measured at M={bound}, its bound"
         kind = winner_file.place.kind
         file = parse_config_file(plan.text, plan.target)
         for finding in lint_content(file, kind, self.resolver.bounds(kind), winner_file.place.device.name):
             forbids = finding.level == "error" or finding.rule == "required"
-            if forbids and (finding.bucket in winner_file.winners or not finding.bucket):
-                yield finding
+            if forbids and not finding.bucket:
+                yield f"{plan.target.name}: {finding.text}"
+            elif forbids and finding.bucket in winner_file.winners:
+                yield f"{plan.target.name}: {finding.bucket}: {finding.text}"
+        if winner_file.place.is_default:
+            _, lists, checked = self.default_files
+            yield from missing_measurements(self.resolver, winner_file, lists, winner_file.path.parent, checked)
 
     def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The name of the bucket that AITER takes for an M."""
@@ -109,7 +133,9 @@ class AiterTree:
                 values_before = before[bucket_for(before, m, bounds)]
             except ResolveError:
                 continue  # the file has no bucket for this M, so AITER fails there as it is
-            yield PlannedLookup({**arguments, "M": m}, values_before, after[bucket_for(after, m, bounds)])
+            name = f"{kind.config} M={m} N={n} K={k}"
+            values_after = after[bucket_for(after, m, bounds)]
+            yield PlannedLookup(name, {**arguments, "M": m}, values_before, values_after)
 
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
         """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""
@@ -117,15 +143,13 @@ class AiterTree:
         answers: Iterable[Bucket | None] = trial.answers
         if trial.why_not:
             answers = self._resolve_anew(lookups)
-        for lookup, values in zip(lookups, answers, strict=True):
-            if values != (lookup.after if after else lookup.before):
-                shape = "{config_name} M={M} N={N} K={K}".format(**lookup.call)
-                raise other_values_error(self.root, "AITER's get_gemm_config", after, shape, values)
+        compare_answers(self.root, "AITER's get_gemm_config", lookups, answers, after=after)
         return trial
 
     def _resolve_anew(self, lookups: Sequence[PlannedLookup]) -> Iterator[Bucket]:
         """The answers by our own reading of the files as they are now."""
         resolver = Resolver(self.root, self.gfx)
-        for call, _, _ in lookups:
+        for lookup in lookups:
+            call = lookup.call
             kind = BY_CONFIG[call["config_name"]]
             yield resolver.config_for(kind, call["M"], call["N"], call["K"], call["B"]).values

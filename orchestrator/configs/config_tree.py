@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
-from worker.text import Finding
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.tree_files import FilePlan
 
@@ -22,6 +21,8 @@ from worker.triton_configs.tree_files import FilePlan
 class PlannedLookup(NamedTuple):
     """A question to a project, and its answers before and after a merge."""
 
+    shape: str
+    """The M and the shape that it asks for, in words: `GEMM-A16W16 M=64 N=1280 K=8192`."""
     call: Any
     """The arguments of its function: of AITER the keywords of `get_gemm_config`, of an engine (layer, M)."""
     before: Bucket
@@ -64,13 +65,15 @@ class ConfigTree(Protocol):
     `planned_lookups` has returned, and `prove` is called again when all files are written."""
 
     def plan_file(self, winner_file: WinnerFile) -> FilePlan:
-        """The file that holds winners, with its text. Raises ValueError and OSError."""
+        """The file that holds winners, with its text. Raises ValueError if they cannot or may not stand in it, and
+        OSError."""
 
     def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The bucket that the project takes for an M."""
 
-    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterable[Finding]:
-        """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
+    def faults(self, winner_file: WinnerFile, plan: FilePlan) -> Iterable[str]:
+        """Sentences on what forbids to write the file: of the winners' buckets, and of the file as a whole. The times
+        of its measurements are judged by the merge."""
 
     def readers(self, winner_file: WinnerFile) -> tuple[str, ...]:
         """Others that read the file."""
@@ -82,10 +85,14 @@ class ConfigTree(Protocol):
         """The project gives what it must. Raises InputError where it does not."""
 
 
-def other_values_error(root: Path, function: str, after: bool, shape: str, values: Bucket | None) -> InputError:
-    """The error of a lookup that gives other values than a merge planned."""
-    if after:
-        what = "gives other values than planned, so the files were put back as they were"
-    else:
+def compare_answers(
+    root: Path, function: str, lookups: Sequence[PlannedLookup], answers: Iterable[Bucket | None], *, after: bool
+) -> None:
+    """Raise InputError for the first lookup that gives other values than those before or `after` the merge."""
+    for lookup, values in zip(lookups, answers, strict=True):
+        if values == (lookup.after if after else lookup.before):
+            continue
         what = "reads this tree in another way than gemmfleet, and nothing was written"
-    return InputError(f"{root}: {function} {what}: {shape} gives {json.dumps(values)}")
+        if after:
+            what = "gives other values than planned, so the files were put back as they were"
+        raise InputError(f"{root}: {function} {what}: {lookup.shape} gives {json.dumps(values)}")

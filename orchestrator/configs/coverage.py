@@ -11,17 +11,17 @@ for the second product of experts as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.configs.engine_check import config_files
 from orchestrator.errors import InputError
 from orchestrator.shapes.aiter_log import count_misses
 from orchestrator.shapes.reader import family_of_list, read_shapes
 from worker.families import FAMILIES
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, EnginePackage, Layer
-from worker.tuners.engines.lookups import EngineConfigFile
+from worker.triton_configs.engine_package import EnginePackage, Layer
 
 FAMILIES_WITH_FILES = ("a8w8_blockscale", "fmoe")
 
@@ -51,29 +51,21 @@ def _layer_of(columns: Mapping[str, Any]) -> Layer:
 
 def cover(package: EnginePackage, layers: Sequence[Layer], device: str | None) -> list[dict[str, Any]]:
     """The document of each layer. `device`: only this one, as file names spell it; None: all that have a file."""
-    shipped = list(_shipped_files(package))
+    shipped = [file for file in config_files(package) if device in (None, file.device)]
     documents: list[dict[str, Any]] = []
     for layer in layers:
         folders: dict[str, dict[str, str]] = {}  # by device: by folder what it holds
         for file in shipped:
-            is_of_layer = _named_sizes(file.layer) == _named_sizes(layer) and file.rest in ("", "_down")
-            if is_of_layer and device in (None, file.device):
-                folder = file.path.parent.name if file.path.parent.name != "configs" else ""
-                has = folders.setdefault(file.device, {})
-                has[folder] = f"{folder} + down".strip() if file.is_second_product else has.get(folder, folder)
+            if _named_sizes(file.layer) != _named_sizes(layer) or file.rest not in ("", "_down"):
+                continue
+            folder = file.path.parent.name if file.path.parent.name != "configs" else ""
+            has = folders.setdefault(file.device, {})
+            has[folder] = f"{folder} + down".strip() if file.is_second_product else has.get(folder, folder)
         devices = {name: sorted(has.values()) for name, has in sorted(folders.items())}
         sizes = f"E={layer.e} N={layer.n}" if layer.e else f"N={layer.n} K={layer.k}"
         block = "" if layer.block is None else f" {layer.block[0]}x{layer.block[1]}"
         documents.append({"layer": sizes, "dtype": (layer.dtype or "bf16") + block, "devices": devices})
     return documents
-
-
-def _shipped_files(package: EnginePackage) -> Iterable[EngineConfigFile]:
-    for folder in CONFIG_FOLDERS[package.project]:
-        for path in sorted((package.folder / folder / "configs").rglob("*.json")):
-            file = EngineConfigFile.from_path(path)
-            if file:
-                yield file
 
 
 def _named_sizes(layer: Layer) -> tuple[Any, ...]:

@@ -101,9 +101,7 @@ def missing_measurements(
         (row.caller, ShapeSizes(row.b if kind.batched else None, row.n, row.k, row.m)) for row in winner_file.measured
     }
     can_call = {"": True}  # by operator; "" is the kind's own wrapper
-    for operator, is_callable in other_operators(resolver, kind).items():
-        if operator not in checked:
-            can_call[operator] = is_callable
+    can_call |= {name: can for name, can in other_operators(resolver, kind).items() if name not in checked}
     missing: dict[str, list[ShapeSizes]] = {}
     for operator in can_call:
         shapes = [shape for shape in needed if (operator, shape) not in measured]
@@ -111,18 +109,17 @@ def missing_measurements(
             missing[operator] = shapes
     if not missing:
         return []
-    to_measure: set[ShapeSizes] = set()
-    for operator, shapes in missing.items():
-        if can_call[operator]:
-            to_measure |= set(shapes)
-    _write_shapes(folder / RECHECK_LIST, kind, sorted(to_measure))
+    to_measure = {shape for operator, shapes in missing.items() if can_call[operator] for shape in shapes}
+    recheck_list = folder / RECHECK_LIST
+    _write_shapes(recheck_list, kind, sorted(to_measure))
+    buckets = and_more(list(winner_file.winners), 3)
     sentences: list[str] = []
     for operator, shapes in missing.items():
-        todo = _what_to_do(operator, len(shapes), can_call[operator], folder / RECHECK_LIST)
+        names = and_more([f"{s.m}x{s.n}x{s.k}" for s in shapes], 4)
+        todo = _what_to_do(operator, len(shapes), can_call[operator], recheck_list)
         sentences.append(
-            f"{winner_file.path.name}: {plural(len(shapes), 'shape')} of {len(needed)} that read"
-            f" {and_more(list(winner_file.winners), 3)} through {operator or kind.function} not measured again:"
-            f" {and_more([f'{s.m}x{s.n}x{s.k}' for s in shapes], 4)}; {todo}"
+            f"{winner_file.path.name}: {plural(len(shapes), 'shape')} of {len(needed)} that read {buckets} through"
+            f" {operator or kind.function} not measured again: {names}; {todo}"
         )
     return sentences
 

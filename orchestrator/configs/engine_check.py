@@ -65,7 +65,7 @@ def check(
     if override and package.project != "vllm":
         engine = f"{package.folder} is of {package.project}"
         raise ServingEngineError(f"{OVERRIDE} is vLLM's, and {engine}: name a vLLM with --engine")
-    files = _files_to_check(package, override, device, sizes)
+    files = [file for file in config_files(package, override) if _is_asked_for(file, device, sizes)]
     if not files:
         raise ServingEngineError(
             f"{override or package.folder} has no config file for {device or 'any device'} and that shape"
@@ -129,23 +129,20 @@ def check_files(package: Path, top: Path, compiling: bool, files: list[EngineCon
     return [check_file(package, top, compiling, file) for file in files]
 
 
-def _files_to_check(
-    package: EnginePackage, override: Path | None, device: str | None, sizes: Mapping[str, int]
-) -> list[EngineConfigFile]:
-    """The config files of the override folder, or else of the package, that are of a device (None: any) and of the
-    sizes; those of one device in a row."""
+def config_files(package: EnginePackage, override: Path | None = None) -> list[EngineConfigFile]:
+    """The config files of the override folder, or else of the package; those of one device in a row."""
     folders = [package.folder / folder / "configs" for folder in CONFIG_FOLDERS[package.project]]
     if override is not None:
         folders = [override]
-    files: list[EngineConfigFile] = []
-    for folder in folders:
-        for path in folder.rglob("*.json"):
-            file = EngineConfigFile.from_path(path)
-            if file is None or device not in (None, file.device):
-                continue
-            if all(getattr(file.layer, name.lower()) == size for name, size in sizes.items()):
-                files.append(file)
+    paths = chain.from_iterable(folder.rglob("*.json") for folder in folders)
+    files = [file for file in map(EngineConfigFile.from_path, paths) if file]
     return sorted(files, key=lambda file: (file.device, file.path))
+
+
+def _is_asked_for(file: EngineConfigFile, device: str | None, sizes: Mapping[str, int]) -> bool:
+    """True for a file of the device (None: any) and of the sizes."""
+    has_sizes = all(getattr(file.layer, name.lower()) == size for name, size in sizes.items())
+    return has_sizes and device in (None, file.device)
 
 
 def check_file(package: Path, top: Path, compiling: bool, file: EngineConfigFile) -> CheckedFile:

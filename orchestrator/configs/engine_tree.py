@@ -1,8 +1,8 @@
 """vLLM and SGLang as projects of config files: where a package or override folder has them, and what it must answer.
 
 `EngineTree` is the `ConfigTree` that a merge works with (`config_tree.py` has the order of its calls). All answers are
-the engine's own: its look-up runs in a fresh process for each set of questions. SGLang has a file of each product of
-experts, which are read, planned and proven as one. `engine_check.py` checks files that are there.
+the engine's own: its look-up runs in a fresh process for each set of questions (`engine_facts.py`). SGLang has a file
+of each product of experts, which are read, planned and proven as one. `engine_check.py` checks files that are there.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, other_values_error
-from orchestrator.configs.journal import MergeJournal
-from orchestrator.configs.winners import WinnerFile, describe_layer, layers_of
+from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, compare_answers
+from orchestrator.configs.decisions import describe_layer, layers_of
+from orchestrator.configs.engine_facts import LAST_M, LayerFacts, configs_at, layer_facts
+from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from worker.foreign.runner import ForeignCodeError
-from worker.text import Finding, and_more
+from worker.text import and_more
 from worker.triton_configs.config_file import Bucket, indent_of
 from worker.triton_configs.engine_package import (
     OVERRIDE,
     OVERRIDES,
     PROJECT_NAMES,
     EngineDevice,
-    Layer,
     ServingEngineError,
     locate_engine,
     unpack_wheel,
@@ -39,17 +38,12 @@ from worker.triton_configs.m_ranges import (
     entries_of,
     merge_ranges,
     range_at,
-    ranges_from_starts,
     ranges_served,
 )
 from worker.triton_configs.pair import needs_down_file, split_pair
-from worker.triton_configs.serving_engine import DOWN_OP, ServingEngine, ask_engine, load_engine
+from worker.triton_configs.serving_engine import ask_engine
 from worker.triton_configs.tree_files import FilePlan, FileText
 
-LAST_M = 16384
-"""The range of the last key is asked for up to here."""
-LAST_STEPLESS_M = 1024
-"""vLLM's default config may change at any M up to this."""
 DEVICE_SPELLINGS = (
     ("AMD Instinct MI355X", "AMD Instinct MI355_OAM", "0x75b0"),
     ("AMD Instinct MI350X", "AMD Instinct MI350_OAM"),
@@ -57,11 +51,6 @@ DEVICE_SPELLINGS = (
 )
 """Names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another."""
 T = TypeVar("T")
-
-
-def journal_of(root: Path) -> MergeJournal:
-    """The journal of the merges into an engine's package or an override folder."""
-    return MergeJournal(root / "gemmfleet-merges.jsonl", root)
 
 
 class EngineTarget(NamedTuple):
@@ -88,96 +77,6 @@ def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
         if engine and (into / package.name).exists():
             raise InputError(f"--into {into}: holds an engine itself; leave out --engine, or name an override folder")
         yield EngineTarget(package, into.resolve() if engine else package)
-
-
-class LayerFacts(NamedTuple):
-    """Facts of a layer, told by its engine."""
-
-    target: Path
-    """The path where it looks for the layer's file first, whether or not there is one."""
-    file_read: Path | None
-    """The file that it reads, None if it finds none."""
-    today: list[ConfigRange]
-    """All M with the configs that they get now."""
-    source: str
-    """The hash of the file with the kernel."""
-    aliases: dict[str, str]
-    """The name of the layer's file on the same chip with another driver, by the name that this driver gives it."""
-    down_target: Path | None
-    """The path where it looks first for a file of the second product alone; None if it looks for none."""
-    down_read: Path | None
-    """The file of the second product alone that it reads."""
-
-
-def layer_facts(
-    root: Path, device: EngineDevice, others: Sequence[EngineDevice], layers: Sequence[Layer]
-) -> list[LayerFacts]:
-    """The facts of each layer in their order, asked in a fresh process."""
-    aliases: dict[Layer, dict[str, str]] = {layer: {} for layer in layers}
-    for layer in layers:
-        for other in others:
-            aliases[layer][other.name] = load_engine(root, other).file_name(layer)
-    engine = load_engine(root, device)
-    facts: list[LayerFacts] = []
-    for layer in layers:
-        target = engine.folders(layer)[0] / engine.file_name(layer)
-        down_target = None
-        if engine.has_down_files and layer.e:
-            down_target = target.with_name(engine.file_name(replace(layer, op=DOWN_OP)))
-        facts.append(
-            LayerFacts(
-                target=target,
-                file_read=engine.file_read(layer),
-                today=_ranges_today(engine, layer),
-                source=engine.source_hash(layer.op),
-                aliases=aliases[layer],
-                down_target=down_target,
-                down_read=engine.down_file_read(layer),
-            )
-        )
-    return facts
-
-
-def configs_at(root: Path, device: EngineDevice, calls: Sequence[tuple[Layer, int]]) -> list[Bucket]:
-    """The config of each layer at an M, asked in a fresh process."""
-    engine = load_engine(root, device)
-    return [engine.config(layer, m) for layer, m in calls]
-
-
-def _ranges_today(engine: ServingEngine, layer: Layer) -> list[ConfigRange]:
-    """Ranges of M with what they get, entries of the files or the engine's default.
-
-    vLLM's default may change at any M up to 1024, and at multiples of 16 or of the experts. Where another version's
-    changes elsewhere, the proof finds out.
-    """
-    table = engine.table(layer)
-    if table and not engine.has_down_files:
-        return [ConfigRange(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
-    if table:
-        down_table = engine.table(replace(layer, op=DOWN_OP)) if engine.down_file_read(layer) else None
-        return _ranges_of_pairs(engine, layer, [table, down_table or {}])
-    steps = set(range(16, LAST_M + 1, 16))
-    if layer.e:
-        steps |= {layer.e * i for i in range(1, 257)}
-    ms = sorted({*range(1, LAST_STEPLESS_M + 1), *steps, *(m - 1 for m in steps)})
-    starts: dict[int, tuple[Bucket, int]] = {}
-    before: Bucket | None = None
-    for m in ms:
-        values = engine.config(layer, m)
-        if values != before:
-            starts[m] = (values, m)
-        before = values
-    return ranges_from_starts(starts)
-
-
-def _ranges_of_pairs(engine: ServingEngine, layer: Layer, tables: Sequence[Mapping[int, Bucket]]) -> list[ConfigRange]:
-    """The ranges in which the entries of both products' files stay the same."""
-    firsts = sorted({served.first for table in tables for served in ranges_served(table).values()})
-    starts: dict[int, tuple[Bucket, int]] = {}
-    for first, next_first in zip(firsts, [*firsts[1:], LAST_M], strict=True):
-        keys = [key for table in tables for key in table if first <= key < next_first]
-        starts[first] = (engine.config(layer, first), keys[0] if keys else first)
-    return ranges_from_starts(starts)
 
 
 def _buckets(ranges: Sequence[ConfigRange]) -> dict[str, Bucket]:
@@ -227,10 +126,11 @@ class EngineTree:
 
     def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
-        project, _, source = winner_file.place.engine
-        if project != self.project and source != facts.source:
-            raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(project)}'s kernel is another")
-        if project == self.project and facts.target.name != winner_file.path.name:
+        measured = winner_file.place.engine
+        is_of_project = measured.project == self.project
+        if not is_of_project and measured.source != facts.source:
+            raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(measured.project)}'s kernel is another")
+        if is_of_project and facts.target.name != winner_file.path.name:
             raise ValueError(f"{self.name} looks for {facts.target.name}; tune again with it")
         if not facts.target.is_relative_to(self.root):
             raise ValueError(f"{self.name} reads it from {facts.target.parent} alone: give that package")
@@ -243,15 +143,17 @@ class EngineTree:
     def _note_gaps(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Notes on another kernel file, and on layers for which a range was not measured."""
         file_name = facts.target.name
-        _, version, source = winner_file.place.engine
-        if source != facts.source:
-            self.notes.append(f"{file_name}: measured with the kernel of {version}; {self.name} has another file")
+        measured = winner_file.place.engine
+        if measured.source != facts.source:
+            self.notes.append(
+                f"{file_name}: measured with the kernel of {measured.version}; {self.name} has another file"
+            )
         for layer in winner_file.layers:
             for bucket, winner in winner_file.winners.items():
                 if layer not in layers_of(winner.measured):
                     self.notes.append(f"{file_name}: {bucket} was not measured for {describe_layer(layer)}")
 
-    def check(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[Finding]:
+    def faults(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[str]:
         """Ranges that were not measured at both ends, by a layer that was measured there."""
         for name, winner in winner_file.winners.items():
             missing: set[int] = set()
@@ -259,7 +161,7 @@ class EngineTree:
                 measured_ms = {row.m for row in winner.measured if row.layer == layer}
                 missing |= {winner.place.first, winner.place.last} - measured_ms
             for m in sorted(missing):
-                yield Finding("error", "end", str(plan.target), 0, f"was not measured at M={m}, its end", name)
+                yield f"{plan.target.name}: {name}: was not measured at M={m}, its end"
 
     def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The range that holds an M."""
@@ -285,8 +187,9 @@ class EngineTree:
             ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
             for layer in winner_file.layers:
                 for m in sorted(ends):
+                    name = f"M={m} {describe_layer(layer)}"
                     before = range_at(old, m).values
-                    lookups.append(PlannedLookup((layer, m), before, range_at(new, m).values))
+                    lookups.append(PlannedLookup(name, (layer, m), before, range_at(new, m).values))
         self._note_aliases(list(winner_files.values()))
         changed = {change.path for change in changes}
         for folder in {path.parent for path in changed}:
@@ -311,11 +214,7 @@ class EngineTree:
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
         """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""
         answers = self._ask(configs_at, [lookup.call for lookup in lookups], answers=len(lookups))
-        for lookup, values in zip(lookups, answers, strict=True):
-            if values != (lookup.after if after else lookup.before):
-                layer, m = lookup.call
-                function = f"{PROJECT_NAMES[self.project]}'s look-up"
-                raise other_values_error(self.root, function, after, f"M={m} {describe_layer(layer)}", values)
+        compare_answers(self.root, f"{PROJECT_NAMES[self.project]}'s look-up", lookups, answers, after=after)
         changed = [path for path, content in self._files_beside.items() if path.read_bytes() != content]
         if changed:
             raise InputError([f"{path}: was changed meanwhile" for path in changed])

@@ -4,9 +4,9 @@ It has a line for each merge, with the text of each file before and the hash of 
 
     {"run": "...", "number": 3, "time": "...", ..., "files": [{"file": "a.json", "before": null, "sha256": "..."}]}
 
-`merge.py` holds the lock (`writing`), calls `note_and_write`, and for `configs undo` calls `take_back`. The line is
-written before any file, so that a merge that was cut off can be undone too. A merge changes many files at once, which
-is why their old texts are here and not beside them, as those of tuned tables are (`orchestrator/files/history.py`).
+`merge.py` holds the lock (`writing`) and calls `note_and_write`; `configs undo` calls `undo_merge`. The line is written
+before any file, so that a merge that was cut off can be undone too. A merge changes many files at once, which is why
+their old texts are here and not beside them, as those of tuned tables are (`orchestrator/files/history.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from orchestrator.errors import InputError
 from orchestrator.files.history import put_text
 from orchestrator.files.lock import locked
 from orchestrator.files.write import remove_dead_temporaries, write_atomic
+from worker.triton_configs.resolve import CONFIGS
+
+NAME = "gemmfleet-merges.jsonl"
 
 
 class NotedFile(NamedTuple):
@@ -49,11 +52,12 @@ class NotedFile(NamedTuple):
 
 
 class MergeJournal:
-    """The merges into a tree of config files, at `path`."""
+    """The merges into a tree of config files."""
 
-    def __init__(self, path: Path, root: Path) -> None:
-        self.path = path
-        self.root = root
+    def __init__(self, folder: Path, root: Path | None = None) -> None:
+        """`folder`: the one that holds the journal; `root`: the one that its names are below, if that is another."""
+        self.path = folder / NAME
+        self.root = root or folder
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -151,6 +155,27 @@ class MergeJournal:
             write_atomic(self.path, "".join(f"{line}\n" for line in lines))
         else:
             self.path.unlink()
+
+
+def journals_of(root: Path) -> list[MergeJournal]:
+    """The journals that a tree can have: of AITER's configs, of an override folder or package, of an engine in it."""
+    journals: list[MergeJournal] = []
+    if (root / CONFIGS).is_dir():
+        journals.append(MergeJournal(root / CONFIGS, root))
+    for folder in (root, root / "vllm", root / "sglang", root / "python" / "sglang"):
+        journals.append(MergeJournal(folder))
+    return journals
+
+
+def undo_merge(root: Path) -> dict[str, Any]:
+    """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since.
+
+    The number of its last merge says which of several journals is the latest. Version 0.3 wrote no numbers: those are
+    the oldest, and told apart by their clock.
+    """
+    journal = max(journals_of(root), key=lambda j: (j.last_number, j.path.stat().st_mtime if j.path.exists() else 0.0))
+    with journal.writing():
+        return journal.take_back()
 
 
 def _hash(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Merge a run's winners into a tree of config files, and undo such a merge.
+"""Merge a run's winners into a tree of config files; `journal.undo_merge` takes a merge back.
 
 `merge_run` opens the tree of each device (`ConfigTree`), plans the new text of each file, proves that the project reads
 the files as we do, writes them under the journal (`journal.py`), and proves them again. It writes all files or none: it
@@ -16,44 +16,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator import __version__
-from orchestrator.configs import aiter_tree, engine_tree
-from orchestrator.configs.aiter_tree import AiterTree
+from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupTrial
-from orchestrator.configs.default_readers import missing_measurements
+from orchestrator.configs.decisions import MeasuredShape, Winner
 from orchestrator.configs.engine_tree import EngineTree, open_target
-from orchestrator.configs.journal import MergeJournal
-from orchestrator.configs.winners import (
-    TABLE,
-    MeasuredShape,
-    Winner,
-    WinnerFile,
-    engine_of_winners,
-    read_winners,
-)
+from orchestrator.configs.journal import MergeJournal, journals_of
+from orchestrator.configs.winners import TABLE, WinnerFile, engine_of_winners, read_winners
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
 from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice
-from worker.triton_configs.resolve import CONFIGS
 from worker.triton_configs.slowdown import is_slower
-from worker.triton_configs.tree_files import FileText
+from worker.triton_configs.tree_files import FilePlan, FileText
 
 KEPT_FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 """Fields of a run's provenance that its journal's entry has."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergeOptions:
-    """The options of a merge into AITER's files."""
-
-    default: bool = False
-    """Default files may change too. Then every shape that reads a changed bucket must be among the run's measurements,
-    through every operator: the shapes are those of AITER's lists and of `lists`."""
-    lists: Sequence[Path] = ()
-    """Lists of shapes of the user's models."""
-    checked: Sequence[str] = ()
-    """Operators that the user vouches for: nothing has to be measured through them."""
 
 
 class RefusedFile(NamedTuple):
@@ -106,7 +84,7 @@ class MergeTarget(NamedTuple):
 
     root: Path
     journal: MergeJournal
-    trees: dict[EngineDevice, ConfigTree]
+    trees: Mapping[EngineDevice, ConfigTree]
 
 
 def merge_run(
@@ -121,18 +99,21 @@ def merge_run(
 ) -> MergeReport:
     """Write the winners of a run's folder into a tree, and note it in the tree's journal.
 
-    `engine`: the vLLM that reads `root`, an override folder; `leave_out_refused`: write the other files if one does not
-    hold; the other options: see `MergeOptions`. Raises InputError; the tree is then as it was.
+    `engine`: the vLLM that reads `root`, an override folder; `default`, `lists`, `checked`: see `DefaultFileOptions`;
+    `leave_out_refused`: write the other files if one does not hold. Raises InputError; the tree is then as it was.
     """
-    options = MergeOptions(default, lists, checked)
     is_engine = bool(engine_of_winners(run))
     winner_files = read_winners(run)
     has_aiter_options = bool(default or lists or checked)
-    if has_aiter_options if is_engine else engine:
+    if (engine and not is_engine) or (has_aiter_options and is_engine):
         raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")
-    with _open_merge(winner_files, root, engine, is_engine) as target:
+    if is_engine:
+        opened = _open_engine(winner_files, root, engine)
+    else:
+        opened = _open_aiter(winner_files, root, DefaultFileOptions(default, lists, checked))
+    with opened as target:
         report = MergeReport(run.name, str(target.root))
-        report.changes, report.refused = _plan_changes(winner_files, target.trees, options)
+        report.changes, report.refused = _plan_changes(winner_files, target.trees)
         if report.refused and not leave_out_refused:
             raise InputError([fault for file in report.refused for fault in file.faults])
         if not report.changes and not report.refused:
@@ -143,31 +124,36 @@ def merge_run(
 
 
 @contextmanager
-def _open_merge(
-    winner_files: Sequence[WinnerFile], root: Path, engine: Path | None, is_engine: bool
+def _open_aiter(
+    winner_files: Sequence[WinnerFile], root: Path, default_files: DefaultFileOptions
 ) -> Iterator[MergeTarget]:
-    """The target of a merge, with its journal locked. Raises InputError."""
-    by_device: dict[EngineDevice, list[WinnerFile]] = {}
-    for file in winner_files:
-        by_device.setdefault(file.place.device, []).append(file)
-    trees: dict[EngineDevice, ConfigTree] = {}
-    if not is_engine:
-        journal = aiter_tree.journal_of(root)
-        with journal.writing():
-            for device in by_device:
-                trees[device] = AiterTree(root, device.name)
-            yield MergeTarget(root, journal, trees)
-        return
+    """The target of a merge into a tree of AITER, with its journal locked. Raises InputError."""
+    journal = aiter_journal(root)
+    with journal.writing():
+        devices = _by_device(winner_files)
+        yield MergeTarget(root, journal, {device: AiterTree(root, device.name, default_files) for device in devices})
+
+
+@contextmanager
+def _open_engine(winner_files: Sequence[WinnerFile], root: Path, engine: Path | None) -> Iterator[MergeTarget]:
+    """The target of a merge into an engine's package or override folder, with its journal locked. Raises InputError."""
     with open_target(root, engine) as engine_target:
-        journal = engine_tree.journal_of(engine_target.root)
+        journal = MergeJournal(engine_target.root)
         with journal.writing():
-            for device, files in by_device.items():
-                trees[device] = EngineTree(engine_target, files)
+            files_by_device = _by_device(winner_files)
+            trees = {device: EngineTree(engine_target, files) for device, files in files_by_device.items()}
             yield MergeTarget(engine_target.root, journal, trees)
 
 
+def _by_device(winner_files: Sequence[WinnerFile]) -> dict[EngineDevice, list[WinnerFile]]:
+    by_device: dict[EngineDevice, list[WinnerFile]] = {}
+    for file in winner_files:
+        by_device.setdefault(file.place.device, []).append(file)
+    return by_device
+
+
 def _plan_changes(
-    winner_files: Sequence[WinnerFile], trees: Mapping[EngineDevice, ConfigTree], options: MergeOptions
+    winner_files: Sequence[WinnerFile], trees: Mapping[EngineDevice, ConfigTree]
 ) -> tuple[list[FileChange], list[RefusedFile]]:
     """The files to be written, none for winners that the tree has already; those that do not hold."""
     changes: list[FileChange] = []
@@ -175,10 +161,13 @@ def _plan_changes(
     for file in winner_files:
         tree = trees[file.place.device]
         try:
-            planned, faults = _plan_change(tree, file, options)
+            plan = tree.plan_file(file)
+            if plan.new == plan.old:
+                continue
+            faults = [*_faults_of_times(tree, file, plan), *tree.faults(file, plan)]
+            planned = list(_changes_of(tree, file, plan))
         except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
-            refused.append(RefusedFile(file, [f"{file.path.name}: {e}"]))
-            continue
+            faults = [f"{file.path.name}: {e}"]
         if faults:
             refused.append(RefusedFile(file, faults))
         else:
@@ -186,41 +175,26 @@ def _plan_changes(
     return changes, refused
 
 
-def _plan_change(
-    tree: ConfigTree, winner_file: WinnerFile, options: MergeOptions
-) -> tuple[list[FileChange], list[str]]:
-    """The changes of one file of winners, none where the tree has it already; what is against it. Raises ValueError and
-    OSError."""
-    plan = tree.plan_file(winner_file)
-    if plan.new == plan.old:
-        return [], []
-    if winner_file.place.is_default and not options.default:
-        return [], [
-            f"{winner_file.path.name}: changes a default file, which every shape without a file of its own reads; give"
-            " --allow-default after reading what is to be measured again"
-        ]
-    faults: list[str] = []
+def _changes_of(tree: ConfigTree, winner_file: WinnerFile, plan: FilePlan) -> Iterator[FileChange]:
+    """The change of each file of a plan."""
+    texts = [FileText(plan.source, plan.target, plan.text)]
+    if plan.beside:
+        texts.append(plan.beside)
+    for source, target, text in texts:
+        before = target.read_text() if target == source and target.exists() else None
+        yield FileChange(winner_file, target, source, before, text, tree.readers(winner_file))
+
+
+def _faults_of_times(tree: ConfigTree, winner_file: WinnerFile, plan: FilePlan) -> Iterator[str]:
+    """The measurements of a file that speak against it, by their lines in the run's table."""
+    table = winner_file.path.with_name(TABLE)
     for name, winner in winner_file.winners.items():
         for row in winner.measured:
             had = tree.bucket_for(winner_file, plan.old, row.m)
             gets = tree.bucket_for(winner_file, plan.new, row.m)
             fault = _fault_of_measurement(name, row, had, plan.old[had], gets, plan.new.get(name))
             if fault:
-                faults.append(f"{winner_file.path.with_name(TABLE)}:{row.line}: {fault}")
-    for finding in tree.check(winner_file, plan):
-        faults.append(f"{plan.target.name}: {finding.bucket}: {finding.text}".replace(": :", ":"))
-    if winner_file.place.is_default and isinstance(tree, AiterTree):
-        faults += missing_measurements(
-            tree.resolver, winner_file, options.lists, winner_file.path.parent, options.checked
-        )
-    texts = [FileText(plan.source, plan.target, plan.text)]
-    if plan.beside:
-        texts.append(plan.beside)
-    changes: list[FileChange] = []
-    for source, target, text in texts:
-        before = target.read_text() if target == source and target.exists() else None
-        changes.append(FileChange(winner_file, target, source, before, text, tree.readers(winner_file)))
-    return changes, faults
+                yield f"{table}:{row.line}: {fault}"
 
 
 def _fault_of_measurement(
@@ -286,26 +260,6 @@ def _write_and_prove(report: MergeReport, target: MergeTarget, entry: Mapping[st
     report.notes += {f"proven by gemmfleet's own reading only: {trial.why_not}" for trial in trials if trial.why_not}
     for trial in trials:
         report.notes += trial.notes
-
-
-def journals_of(root: Path) -> list[MergeJournal]:
-    """The journals that a tree can have: of AITER's configs, of an override folder or package, of an engine in it."""
-    journals: list[MergeJournal] = []
-    if (root / CONFIGS).is_dir():
-        journals.append(aiter_tree.journal_of(root))
-    folders = [root, root / "vllm", root / "sglang", root / "python" / "sglang"]
-    return [*journals, *map(engine_tree.journal_of, folders)]
-
-
-def undo_merge(root: Path) -> dict[str, Any]:
-    """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since.
-
-    The number of its last merge says which of several journals is the latest. Version 0.3 wrote no numbers: those are
-    the oldest, and told apart by their clock.
-    """
-    journal = max(journals_of(root), key=lambda j: (j.last_number, j.path.stat().st_mtime if j.path.exists() else 0.0))
-    with journal.writing():
-        return journal.take_back()
 
 
 def path_below(path: Path, root: Path | str) -> str:

@@ -1,9 +1,9 @@
 """The loop that drives a run: it takes messages, updates ledger and policy, and carries out decisions.
 
-drive.py makes a `Controller` and calls `run`. Each turn (`_take_turn`) takes what the
-drivers' threads posted, makes events of it (node_reports.py), lets the policy decide, and carries the decisions out
-(outbox.py). Which nodes there are is in node_registry.py, and leases are looked after by leased_nodes.py. How a run
-ends is decided in `_loop`: every shape is settled, it was stopped (`_stopped`), or nothing is left to work on.
+drive.py makes a `Controller` and calls `run`. Each turn (`_take_turn`) takes what the drivers' threads posted, makes
+events of it (node_reports.py), lets the policy decide, and carries the decisions out (outbox.py). Which nodes there are
+is in node_registry.py, and leases are looked after by leases/leased_nodes.py. How a run ends is decided in `_loop`:
+every shape is settled, it was stopped or reached a limit (`_state_if_stopped`), or nothing is left to work on.
 
 Order matters: reports, their events and the decisions that follow are committed in one transaction, and only then is
 anything sent. If we are killed at any moment, the next controller replays the journal, and looks at the nodes to find
@@ -55,6 +55,8 @@ from worker.text import plural
 TURN_S = 0.03
 """After this many CPU seconds a turn takes no further message, because decisions wait for the end of their turn. It is
 not wall time: on a busy machine that would only mean more turns, each with its own commit."""
+MAX_MESSAGES = 512
+"""Most messages of a turn, and most that wait for the loop."""
 VIEW_SHARE = 20.0
 """The view gets at most one in this many seconds of the loop's time."""
 
@@ -91,7 +93,7 @@ class Controller:
         """The limit that stopped new work, "" if none did."""
         self._left_over: list[Message] = []
         """Messages that the last turn had no time for."""
-        self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=512)
+        self._queue: queue.Queue[Message | None] = queue.Queue(MAX_MESSAGES)
         self._closing = threading.Event()
         self._registry = NodeRegistry(context.timeouts)
         ingest = Ingest(ledger, policy.state)
@@ -119,13 +121,14 @@ class Controller:
         with contextlib.suppress(queue.Full):  # a full queue starts a turn anyway
             self._queue.put_nowait(None)
 
-    def run(self, also: Iterable[Event] = ()) -> str:
-        """Drive the run; return finished, interrupted or cancelled. Raise NoUsableNodeError, TakenOverError."""
+    def run(self, first: Iterable[Event] = ()) -> str:
+        """Drive the run; return finished, interrupted or cancelled. `first`: events to record before anything else
+        happens. Raise NoUsableNodeError, TakenOverError."""
         drivers = [self._make_driver(plan) for plan in self._plans]
         removed = sorted(self._known - {driver.node for driver in drivers})
         lost = [NodeLost(node, "it is no longer in the inventory") for node in removed]
         expected = [NodeExpected(driver.node, driver.slots) for driver in drivers]
-        self._transact([], first=[Resumed(self._context.epoch), *lost, *expected, *also])
+        self._transact([], first=[Resumed(self._context.epoch), *lost, *expected, *first])
         if self._policy.done and not self._known:
             self._sum_up({driver.node: StoppedNode(None) for driver in drivers})
             return "finished"  # all shapes were tuned before, and no node has files of this run
@@ -150,27 +153,27 @@ class Controller:
         """Take turns until the run ends, and return the state that it ends in."""
         while True:
             self._take_turn()
-            self._show()
+            self._update_view()
             for driver in self._registry.drivers.values():
                 driver.check_pulse()
             if self._policy.done:
                 self._shut_down()
                 return "finished"
-            end_state = self._stopped()
+            end_state = self._state_if_stopped()
             if end_state:
                 return end_state
             self._raise_if_hopeless()
 
     def _take_turn(self) -> None:
         """Record what happened since the last turn, and carry out the decisions that follow."""
-        messages = self._messages()
+        messages = self._take_messages()
         given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
         leased = self._leases.turn(self._policy, self._registry, time.time())
         self._follow_leases(leased)
-        # read the rows that a lease left before its end is recorded
-        unread = self._reports.unread(leased.rows)
-        last = [*self._requested(), *given_up, *leased.events, Tick()]
-        self._transact([*messages, *unread], last=last, whole=bool(unread))
+        # read what the stream did not deliver of the files that a lease left, before the end of the lease is recorded
+        left_files = [FromStream(node, file) for node, file in leased.rows]
+        last = [*self._stops_and_requests(), *given_up, *leased.events, Tick()]
+        self._transact([*messages, *left_files], last=last, whole=bool(left_files))
 
     def _follow_leases(self, turn: LeaseTurn) -> None:
         """Start the nodes that became ready, and drop those whose lease is over."""
@@ -185,13 +188,14 @@ class Controller:
     def _make_driver(self, plan: NodePlan, transport: Transport | None = None) -> NodeDriver:
         return make_driver(self._context, plan, self.post, transport, launch=self._launch)
 
-    def _messages(self) -> list[Message]:
-        """The messages of a turn: those left over, and up to 512 in all. Wait for the first if there is none."""
+    def _take_messages(self) -> list[Message]:
+        """Take the messages of a turn: those left over, and up to MAX_MESSAGES in all. Wait for the first if there is
+        none."""
         messages: list[Message | None] = [*self._left_over]
         self._left_over = []
         try:
             messages.append(self._queue.get(timeout=0.0 if messages else self._timeouts.tick))
-            while len(messages) < 512:
+            while len(messages) < MAX_MESSAGES:
                 messages.append(self._queue.get_nowait())
         except queue.Empty:
             pass
@@ -235,7 +239,7 @@ class Controller:
             self._live_status.feed(now, decision)
         return decisions
 
-    def _let_join(self) -> list[Event]:
+    def _start_newcomers(self) -> list[Event]:
         """Start the nodes that were added to the run's inventory."""
         try:
             plans = plan_newcomers(self._context.paths, self._context.config, self._registry.drivers.keys())
@@ -248,7 +252,7 @@ class Controller:
             self._registry.start(driver)
         return [NodeExpected(d.node, d.slots) for d in drivers]
 
-    def _requested(self) -> list[Event]:
+    def _stops_and_requests(self) -> list[Event]:
         """Events for what other commands requested, for a limit that is reached, and for Ctrl-C."""
         events: list[Event] = []
         for request in take_requests(self._context.paths.requests):
@@ -282,13 +286,13 @@ class Controller:
                 self._context.note(f"{node} drains by request")
                 return [NodeDraining(node)]
             case "join":
-                return self._let_join()
+                return self._start_newcomers()
             case _:
                 shapes = tuple(int(s) for s in request.get("shapes", ()))
                 self._context.note(f"{plural(len(shapes), 'shape')} queued again by request")
                 return [RetryAsked(shapes)]
 
-    def _stopped(self) -> str | None:
+    def _state_if_stopped(self) -> str | None:
         """After a requested stop or a reached limit: the state to end with, once it is time to end; else None."""
         if self._stop_since is None:
             if not self.limited or self._policy.outstanding():
@@ -301,6 +305,7 @@ class Controller:
         if self._is_cancelled or len(self._interrupts) > 1:
             self._stop_workers()
             return "cancelled" if self._is_cancelled else "interrupted"
+        # after one Ctrl-C: end when the running attempts have ended, or when their time is up
         if not self._policy.outstanding():
             self._shut_down()
             return "interrupted"
@@ -386,13 +391,13 @@ class Controller:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             was_over = is_over()
-            messages = self._messages()
+            messages = self._take_messages()
             self._transact([m for m in messages if isinstance(m, FromStream | Taken)])
             has_data = any(isinstance(m, FromStream) and isinstance(m.frame, Chunk) for m in messages)
             if was_over and not has_data:
                 return
 
-    def _show(self) -> None:
+    def _update_view(self) -> None:
         """Give the watcher new notes, and now and then the status."""
         now = time.monotonic()
         for text, bad in self._live_status.take_notes():

@@ -7,6 +7,7 @@ replays only the new records of the journal.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import Any
 
@@ -22,6 +23,9 @@ from worker.protocol import HOT_C
 from worker.text import uncoloured
 
 LOG_LINES = 3
+"""Last lines of a node's log that the status shows."""
+TAIL_BYTES = 8192
+"""They are looked for in so much of its end."""
 
 
 def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
@@ -45,13 +49,15 @@ class RunSnapshot:
 
     def status(self) -> RunStatus:
         """The status from the ledger and the run's folder."""
-        who = holder(self._paths.lock)
+        controller = holder(self._paths.lock)
         with LedgerReader.open_readonly(self._paths.ledger, replay=self._replay) as ledger, ledger.snapshot():
-            about = RunHeader.of(ledger, self._config, {p.node: p.slots for p in self.plans})
-            word = state_now(ledger.state, driven=bool(who))
-            status = run_status(ledger.replayed, about, word, time.time(), end=None if who else ledger.meta("ended"))
-            devices = {(x.node, x.slot): str(x.device.get("device", "")) for x in ledger.slots()}
-        status.controller = f"process {who['pid']} on {who.get('host', '?')}" if who else ""
+            header = RunHeader.of(ledger, self._config, {plan.node: plan.slots for plan in self.plans})
+            state = state_now(ledger.state, driven=bool(controller))
+            end = None if controller else ledger.meta("ended")
+            status = run_status(ledger.replayed, header, state, time.time(), end=end)
+            devices = {(slot.node, slot.slot): str(slot.device.get("device", "")) for slot in ledger.slots()}
+        if controller:
+            status.controller = f"process {controller['pid']} on {controller.get('host', '?')}"
         for node in status.nodes:
             node.log = _tail(self._paths, node.name)
             for slot in node.slots:
@@ -78,9 +84,9 @@ class RunSnapshot:
         for slot in node.slots:
             has_gpu = bool(plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"))
             if answer.facts is not None and has_gpu:
-                gpus = dict(enumerate(answer.facts.gpus))
                 number = int(slot.slot)
-                slot.gpu = gpu_now(number, gpus[number]) if number in gpus else None
+                gpus = answer.facts.gpus
+                slot.gpu = gpu_now(number, gpus[number]) if number < len(gpus) else None
             worker = workers.get(slot.slot)
             if worker is None or (worker.state != "running" and worker.code in (None, 0)):
                 slot.state = "no worker"
@@ -110,9 +116,10 @@ def _facts_now(facts: NodeFacts, run: str) -> dict[str, Any]:
 
 
 def _tail(paths: RunPaths, node: str) -> list[str]:
+    """The last lines of a node's log, [] if there is none."""
     try:
         with paths.log(node).open("rb") as f:
-            f.seek(max(0, f.seek(0, 2) - 8192))
+            f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL_BYTES))
             return uncoloured(f.read().decode("utf-8", "replace")).splitlines()[-LOG_LINES:]
     except OSError:
         return []

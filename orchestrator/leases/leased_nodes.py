@@ -3,8 +3,8 @@
 The controller's loop calls `LeasedNodes.turn`, which never waits. A turn goes in this order: take the news of the
 threads, drain nodes whose lease ends soon, give back leases whose nodes are shut down, set how many leases the work
 needs, and order the missing ones. The thread of a pool's poller (leases/poller.py) talks to its scheduler, and a few
-threads prepare nodes (`_prepare`) and fetch what ended leases left (`_bring_home`). Each hands its news, a function, to
-the next turn by `_tell`.
+threads prepare nodes (`_prepare_node`) and fetch what ended leases left (`_fetch_leftovers`). Each hands its news, a
+function, to the next turn by `_tell`.
 
 The neighbours: lease_lifecycle.py has the data and draws the phases of a lease, and pool_size.py says how many leases
 the work needs.
@@ -94,7 +94,7 @@ class LeasedNodes:
         self._lives: dict[str, LeaseLifecycle] = {}
         for node in known:
             if node.pool in self._pools:
-                self._lives[node.lease] = self._known_life(node)
+                self._lives[node.lease] = self._life_of_known_node(node)
         for pool in pools:
             pool.floor = pool.minimum
             pool.poller = PoolPoller(pool.name, pool.source, partial(self._report_snapshot, pool))
@@ -102,7 +102,7 @@ class LeasedNodes:
         """Host -> when it was in quarantine last; those of the last AVOID_S."""
         self._may_grow: bool | None = None
 
-    def _known_life(self, node: Node) -> LeaseLifecycle:
+    def _life_of_known_node(self, node: Node) -> LeaseLifecycle:
         """The life of a lease that an earlier controller had. Unless it has ended, a snapshot will tell its state."""
         has_ended = node.state == "gone"
         state = LeaseState.ENDED if has_ended else LeaseState.QUEUED
@@ -126,11 +126,11 @@ class LeasedNodes:
             self._report_silence(pool, turn)
         self._excuse_unreachable(registry)
         self._prepare_ends(policy, registry, turn, now)
-        self._give_back(turn, now)
+        self._give_back_leases(turn, now)
         if self._grow:
-            self._keep_size(policy, registry, turn, now)
+            self._keep_sizes(policy, registry, turn, now)
         for pool in self._pools.values():
-            self._order(pool, turn)
+            self._order_leases(pool, turn)
         return turn
 
     def check_lease_of(self, node: str) -> None:
@@ -182,13 +182,13 @@ class LeasedNodes:
     def _take_snapshot(self, pool: Pool, snapshot: PoolSnapshot, turn: LeaseTurn) -> None:
         """Move each lease of a snapshot on: prepare the granted ones, and let go of those that ended."""
         pool.snapshot = snapshot
-        for lease in (*snapshot.leases, *self._forgotten(pool, snapshot)):
+        for lease in (*snapshot.leases, *self._forgotten_leases(pool, snapshot)):
             life = self._lives.setdefault(lease.id, LeaseLifecycle(pool, lease))
             life.lease = lease
             if lease.state is LeaseState.ENDED:
-                self._scheduler_ended(life)
+                self._end_by_scheduler(life)
             elif lease.state is LeaseState.READY and life.phase is LeasePhase.QUEUED and not life.is_unwanted:
-                self._granted(life, turn)
+                self._begin_preparation(life, turn)
         queued = tuple(lease for lease in snapshot.leases if lease.state is LeaseState.QUEUED)
         if queued != pool.queued:
             pool.queued = queued
@@ -201,7 +201,7 @@ class LeasedNodes:
                 turn.note(f"{pool.name}: more leases are refused: {snapshot.refused}", bad=True)
             pool.refused = snapshot.refused
 
-    def _forgotten(self, pool: Pool, snapshot: PoolSnapshot) -> list[Lease]:
+    def _forgotten_leases(self, pool: Pool, snapshot: PoolSnapshot) -> list[Lease]:
         """Leases of ours that the scheduler does not list any more: they have ended."""
         listed = {lease.id for lease in snapshot.leases}
         forgotten = []
@@ -213,6 +213,7 @@ class LeasedNodes:
         return forgotten
 
     def _report_silence(self, pool: Pool, turn: LeaseTurn) -> None:
+        """Say once that a scheduler does not answer, and once that it answers again."""
         silent_s = pool.poller.silent_s
         if not pool.silence_reported and silent_s > UNREACHABLE_S:
             pool.silence_reported = True
@@ -221,13 +222,14 @@ class LeasedNodes:
             pool.silence_reported = False
             turn.note(f"{pool.name}: the scheduler answers again")
 
-    def _granted(self, life: LeaseLifecycle, turn: LeaseTurn) -> None:
+    def _begin_preparation(self, life: LeaseLifecycle, turn: LeaseTurn) -> None:
+        """The scheduler has granted a lease: name its node, and have a thread prepare it."""
         life.phase = LeasePhase.GRANTED
-        life.node = life.node or self._new_name(life.pool.name)
+        life.node = life.node or self._new_node_name(life.pool.name)
         turn.note(f"{life.node}: lease {life.lease.id} is granted on {life.lease.host or 'a host'}")
-        self._threads.submit(self._prepare, life)
+        self._threads.submit(self._prepare_node, life)
 
-    def _new_name(self, pool: str) -> str:
+    def _new_node_name(self, pool: str) -> str:
         """`POOL-N`, one more than the highest N so far: no name is used again."""
         matches = [re.fullmatch(rf"{re.escape(pool)}-([0-9]+)", name) for name in self._names]
         highest = max((int(match[1]) for match in matches if match), default=0)
@@ -235,7 +237,7 @@ class LeasedNodes:
         self._names.add(name)
         return name
 
-    def _prepare(self, life: LeaseLifecycle) -> None:
+    def _prepare_node(self, life: LeaseLifecycle) -> None:
         """Check the lease's machine and make its node. In a thread."""
         ready = None
         why = ""
@@ -246,13 +248,15 @@ class LeasedNodes:
             why = str(e)
         except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
             why = f"{type(e).__name__}: {e}"
-        self._tell(lambda turn: self._prepared(life, ready, why, turn))
+        self._tell(lambda turn: self._take_prepared(life, ready, why, turn))
 
-    def _prepared(self, life: LeaseLifecycle, ready: ReadyNode | None, why: str, turn: LeaseTurn) -> None:
-        """The lease is a node now (`ready`), or cannot be used, because of `why`: then it is given back, and counts as
-        one that was never ready."""
-        if life.phase is not LeasePhase.GRANTED:
-            return  # it ended meanwhile
+    def _take_prepared(self, life: LeaseLifecycle, ready: ReadyNode | None, why: str, turn: LeaseTurn) -> None:
+        """Have the loop drive the node that a lease has become. If it cannot be used (`ready` is None, because of
+        `why`), give the lease back; it counts as one that was never ready."""
+        if life.phase is not LeasePhase.GRANTED:  # it ended meanwhile
+            if ready is not None:
+                self._threads.submit(ready.transport.close)
+            return
         lease, pool = life.lease, life.pool
         if ready is None:
             turn.note(f"{life.node}: lease {lease.id} cannot be used and is given back: {why}", bad=True)
@@ -283,17 +287,17 @@ class LeasedNodes:
             reraise=True,
         )
 
-    def _scheduler_ended(self, life: LeaseLifecycle) -> None:
-        """Its scheduler has ended it: fetch what it left behind, then let go of its node."""
+    def _end_by_scheduler(self, life: LeaseLifecycle) -> None:
+        """The scheduler has ended a lease: fetch what it left behind, then let go of its node."""
         if life.node and life.phase not in (LeasePhase.ENDING, LeasePhase.ENDED):
             life.phase = LeasePhase.ENDING
-            self._threads.submit(self._bring_home, life)
+            self._threads.submit(self._fetch_leftovers, life)
         elif life.phase is LeasePhase.QUEUED:
             life.phase = LeasePhase.ENDED
             if not life.is_unwanted:
                 life.pool.failures.append(life.lease.why or "it ended before it was ready")
 
-    def _bring_home(self, life: LeaseLifecycle) -> None:
+    def _fetch_leftovers(self, life: LeaseLifecycle) -> None:
         """Fetch the rows that an ended lease left. In a thread."""
         lease, poller = life.lease, life.pool.poller
         cause = lease.cause or EndCause.FAILED
@@ -315,47 +319,50 @@ class LeasedNodes:
             turn.rows += [(node, chunk) for node, chunk in rows if node == life.node]
             if trouble:
                 turn.note(trouble, bad=True)
-            self._end(life, cause, lease.why, turn)
+            self._end_node(life, cause, lease.why, turn)
 
         self._tell(end)
 
-    def _end(self, life: LeaseLifecycle, cause: EndCause, why: str, turn: LeaseTurn) -> None:
-        """Let go of its node, which does not come back. The next order lets go of the lease in the scheduler too."""
+    def _end_node(self, life: LeaseLifecycle, cause: EndCause, why: str, turn: LeaseTurn) -> None:
+        """Let go of the node of a lease. It does not come back. The next order lets go of the lease in the scheduler
+        too."""
         life.phase = LeasePhase.ENDED
         turn.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
     def _prepare_ends(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Drain nodes near the time limit of their lease. Shut a node down when it is idle then, or when its workers
         need the rest of the time to close their books."""
-        for life in self._working(registry):
+        for life in self._working_leases(registry):
             if not life.lease.ends_at:
                 continue
             left_s = life.lease.ends_at - now
             if left_s > min(NO_MORE_CLAIMS_S, life.pool.time_s / 4):
                 continue
-            self._drain(life, f"its lease ends in {left_s:.0f} s", turn)
+            self._drain_node(life, f"its lease ends in {left_s:.0f} s", turn)
             if life.lease.why:
                 continue  # something ends it, and the scheduler will say what
             if left_s < min(BOOKS_S, life.pool.time_s / 8) or life.node in policy.idle_nodes():
                 life.cause = EndCause.TIME_LIMIT
-                self._shut_down(life, registry)
+                self._shut_down_node(life, registry)
 
-    def _working(self, registry: RunNodes) -> list[LeaseLifecycle]:
+    def _working_leases(self, registry: RunNodes) -> list[LeaseLifecycle]:
         """Leases whose node the loop has."""
         lives = self._lives.values()
         return [life for life in lives if life.phase is LeasePhase.NODE and registry.has(life.node)]
 
-    def _drain(self, life: LeaseLifecycle, why: str, turn: LeaseTurn) -> None:
+    def _drain_node(self, life: LeaseLifecycle, why: str, turn: LeaseTurn) -> None:
+        """Give the node of a lease no more work."""
         if not life.is_draining:
             life.is_draining = True
             turn.events.append(NodeDraining(life.node))
             turn.note(f"{life.node} takes no more work: {why}")
 
-    def _shut_down(self, life: LeaseLifecycle, registry: RunNodes) -> None:
+    def _shut_down_node(self, life: LeaseLifecycle, registry: RunNodes) -> None:
+        """End the workers of a lease's node; `_give_back_leases` follows once they are gone."""
         life.phase = LeasePhase.LEAVING
         life.shutdown = registry.begin_shutdown(life.node)
 
-    def _give_back(self, turn: LeaseTurn, now: float) -> None:
+    def _give_back_leases(self, turn: LeaseTurn, now: float) -> None:
         """Give back the leases whose nodes are shut down."""
         for life in self._lives.values():
             if life.phase is not LeasePhase.LEAVING or life.shutdown is None or not life.shutdown.is_done():
@@ -364,15 +371,15 @@ class LeasedNodes:
             if now - life.shutdown_seen_at >= UNREAD_S:
                 life.shutdown.close()
                 life.is_unwanted = True
-                self._end(life, life.cause, "given back", turn)
+                self._end_node(life, life.cause, "given back", turn)
 
     def _excuse_unreachable(self, registry: RunNodes) -> None:
         """Keep nodes that are out of reach from being given up while their scheduler does not answer either."""
-        for life in self._working(registry):
+        for life in self._working_leases(registry):
             if 0.0 < life.pool.poller.silent_s < AWAY_S:
                 registry.record_progress(life.node, registry.trouble_of(life.node))
 
-    def _keep_size(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
+    def _keep_sizes(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
         """Set how many leases the work needs, and shut down nodes that were idle for long, or whose host is in
         quarantine."""
         in_quarantine = policy.quarantined_hosts(now)
@@ -380,7 +387,7 @@ class LeasedNodes:
         self._sick_hosts = {host: t for host, t in self._sick_hosts.items() if now - t < AVOID_S}
         self._sizes.set_wanted(policy, self._lives.values())
         idle_nodes = set(policy.idle_nodes())
-        for life in self._working(registry):
+        for life in self._working_leases(registry):
             if life.is_draining:
                 continue
             if life.node not in idle_nodes:
@@ -394,14 +401,14 @@ class LeasedNodes:
                 life.pool.floor = 0
             else:
                 continue
-            self._drain(life, why, turn)
-            self._shut_down(life, registry)
+            self._drain_node(life, why, turn)
+            self._shut_down_node(life, registry)
         may_grow = self._sizes.may_grow(policy, self._lives.values(), now)
         if may_grow != self._may_grow:
             self._may_grow = may_grow
             turn.events.append(FleetMayGrow(may_grow))
 
-    def _order(self, pool: Pool, turn: LeaseTurn) -> None:
+    def _order_leases(self, pool: Pool, turn: LeaseTurn) -> None:
         """Have the poller give back the leases that are of no more use, and ask for those that are missing."""
         if pool.snapshot is None or pool.snapshot.number != pool.ordered:
             return  # no snapshot has shown the last order yet

@@ -139,14 +139,14 @@ def make_ready(inventory: Inventory, run: str, pool: Pool, lease: Lease, name: s
         if not report.usable:
             raise EngineError(name, report.problem_text())
         shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
+        granted = {}
+        for line in shown.splitlines():
+            variable, _, value = line.partition("=")
+            granted[variable] = value
+        plan, gpus = plan_lease(node, run, report.facts, granted)
     except BaseException:
         transport.close()
         raise
-    granted = {}
-    for line in shown.splitlines():
-        variable, _, value = line.partition("=")
-        granted[variable] = value
-    plan, gpus = plan_lease(node, run, report.facts, granted)
     return ReadyNode(plan, transport, lease.host, gpus)
 
 

@@ -59,14 +59,14 @@ class Part:
     facts: list[Mapping[str, Any]] = field(default_factory=list)
     """The facts of the measurement of each row in `written`."""
 
-    def of(self, *actions: Action) -> list[Judged]:
+    def rows_with(self, *actions: Action) -> list[Judged]:
         """The rows with one of these outcomes."""
         return [row for row in self.rows if row.action in actions]
 
     @property
     def written(self) -> list[Judged]:
         """The rows that are published."""
-        return self.of("added", "edited")
+        return self.rows_with("added", "edited")
 
     @property
     def chips(self) -> list[str]:
@@ -131,11 +131,11 @@ def make_part(tree: Path, name: str, family: Family, paths: Sequence[Path], mode
         script = build.tree.scripts[family.name].relative_to(tree)
         part.script = " ".join((str(script), *family.aiter.flags))
     part.facts = [sources.facts(row.new) for row in part.written]
-    added = [row.new for row in part.of("added")]
+    added = [row.new for row in part.rows_with("added")]
     keys = [row.new.key for row in rows]
     keys_after = tables.keys | {new.key for new in added}
     part.misses = (count_misses(keys, tables.keys, family), count_misses(keys, keys_after, family))
-    for row in part.of("edited"):
+    for row in part.rows_with("edited"):
         if row.old:
             tables.edit(row.old, row.new)
             part.texts[row.old.file] = "".join(tables.lines[row.old.file])

@@ -19,9 +19,10 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.configs.config_tree import FileChange
+from orchestrator.configs.decisions import describe_layer
 from orchestrator.configs.measured_ms import FileLayer, MeasuredM, measured_of_run
 from orchestrator.configs.merge import MergeReport, merge_run, path_below
-from orchestrator.configs.winners import WinnerFile, describe_layer, engine_of_winners
+from orchestrator.configs.winners import WinnerFile, engine_of_winners
 from orchestrator.errors import InputError
 from orchestrator.publish.evidence import Evidence, FactNames, collect_evidence
 from orchestrator.publish.publication import PlannedCommit, Published, PublishRequest, nothing_to_publish
@@ -186,14 +187,14 @@ class EnginePublication:
         to know."""
         modules = ENGINE_MODULES[self.engine]
         for file in self.winner_files:
-            _, version, source = file.place.engine
             module = modules.moe if file.layers[0].op == "moe" else modules.fp8
             kernel = package.folder.resolve().parent / Path(*module.split(".")).with_suffix(".py")
             digest = hashlib.sha256(kernel.read_bytes()).hexdigest()
-            measured = f"measured with {self.engine} {version or 'of a checkout'} (sha256 {source}...)"
-            result = f"the same file as {measured}"
-            if not digest.startswith(source):
-                result = f"another file than {measured}"
+            measured = file.place.engine
+            origin = f"measured with {self.engine} {measured.version or 'of a checkout'} (sha256 {measured.source}...)"
+            result = f"the same file as {origin}"
+            if not digest.startswith(measured.source):
+                result = f"another file than {origin}"
             name = f"kernel, {path_below(kernel, tree)}"
             published.checks = [check for check in published.checks if check.name != name]
             published.add_check(name, passed=True, text=result)

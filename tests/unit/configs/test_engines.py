@@ -23,8 +23,10 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import engine_tree as merging
-from orchestrator.configs.merge import merge_run, undo_merge
-from orchestrator.configs.winners import DOCUMENT_FIELD, ENGINE_FOLDERS, read_winners, write_winners
+from orchestrator.configs.decisions import DOCUMENT_FIELD
+from orchestrator.configs.journal import undo_merge
+from orchestrator.configs.merge import merge_run
+from orchestrator.configs.winners import ENGINE_FOLDERS, read_winners, write_winners
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.paths import ROOT
@@ -262,9 +264,9 @@ def test_a_look_up_that_does_not_give_what_was_planned_takes_all_back(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from orchestrator.configs import journal, merge
+from orchestrator.configs import engine_tree, journal, merge
 from tests.support.engines import ask_here
-merge.engine_tree.ask_engine = ask_here
+engine_tree.ask_engine = ask_here
 put, left = journal.put_text, [1]
 def put_or_die(path, text):
     if not left[0]:

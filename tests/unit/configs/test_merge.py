@@ -20,17 +20,11 @@ from orchestrator.cli.app import app
 from orchestrator.configs import aiter_tree as merging
 from orchestrator.configs.aiter_trial import LoaderArguments, run_trial
 from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.decisions import DOCUMENT_FIELD, decide_winners
 from orchestrator.configs.default_readers import RECHECK_LIST
-from orchestrator.configs.journal import MergeJournal
-from orchestrator.configs.merge import merge_run, undo_merge
-from orchestrator.configs.winners import (
-    AITER_FOLDER,
-    DOCUMENT_FIELD,
-    TABLE,
-    decide_winners,
-    read_winners,
-    write_winners,
-)
+from orchestrator.configs.journal import MergeJournal, undo_merge
+from orchestrator.configs.merge import merge_run
+from orchestrator.configs.winners import AITER_FOLDER, TABLE, read_winners, write_winners
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape

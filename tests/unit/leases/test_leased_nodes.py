@@ -38,6 +38,10 @@ class Nodes:
         """Errors of the next machines that are checked."""
         self.checked: list[str] = []
         """Leases whose machine was checked."""
+        self.ends_meanwhile = False
+        """Each lease ends while its machine is checked."""
+        self.closed: list[str] = []
+        """Leases whose transport was closed."""
         self.pool = Pool("pool", 1, most, 1, scheduler)
         self.leased = LeasedNodes([self.pool], self.make_ready, known=known)
         self.registry = NodeRegistry(Timeouts())
@@ -50,7 +54,10 @@ class Nodes:
         if self.troubles:
             raise self.troubles.pop(0)
         plan: Any = SimpleNamespace(node=name, slots=("0",))
-        transport: Any = None
+        if self.ends_meanwhile:
+            self.scheduler.end(lease.id, EndCause.PREEMPTED)
+            wait_until(self.ends, "its end is recorded")
+        transport: Any = SimpleNamespace(close=lambda: self.closed.append(lease.id))
         return ReadyNode(plan, transport, lease.host, ("0",))
 
     def turn(self) -> LeaseTurn:
@@ -103,7 +110,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The nodes without work; one that is to be given back is not really shut down."""
     idle: list[str] = []
     monkeypatch.setattr(Policy, "idle_nodes", lambda _: idle)
-    monkeypatch.setattr(LeasedNodes, "_shut_down", lambda _, x, registry: setattr(x, "phase", LeasePhase.LEAVING))
+    monkeypatch.setattr(LeasedNodes, "_shut_down_node", lambda _, x, registry: setattr(x, "phase", LeasePhase.LEAVING))
     return idle
 
 
@@ -148,6 +155,15 @@ def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: C
     wait_until(lambda: scheduler.held() == [], "all are given back")
     assert len(scheduler.requests) == MAX_FAILURES
     assert any("no Python was found" in line for line in nodes.leased.details())
+
+
+def test_the_way_into_a_lease_that_ended_while_its_machine_was_checked_is_closed(start: Callable[..., Nodes]) -> None:
+    nodes = start(Scheduler())
+    nodes.ends_meanwhile = True
+    wait_until(lambda: nodes.turn() and nodes.scheduler.leases, "one is requested")
+    nodes.scheduler.ready("1")
+    wait_until(lambda: nodes.turn() and nodes.closed == ["1"], "its transport is closed")
+    assert not nodes.names()
 
 
 def left_by(node: str) -> bytes:
