@@ -16,7 +16,6 @@ from orchestrator.inventory.model import Inventory, Node, dumps
 from orchestrator.inventory.references import reference_names, texts, unset_references
 from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.pages import Page
-from orchestrator.templating import data_folder
 from worker.text import plural
 
 
@@ -39,7 +38,7 @@ def check_inventory(
     if schema:
         print(dumps(), end="")
         return None
-    path = file or data_folder("inventories") / "local.yaml"
+    path = inventories.inventory_path(file)
     try:
         inventory = _load_checked(path, with_environment=env)
     except InputError as e:

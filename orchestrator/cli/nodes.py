@@ -15,15 +15,14 @@ from orchestrator.cli.options import AcceptNewHostKeysOpt, LimitOpt, RunsOpt
 from orchestrator.cli.printer import plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
+from orchestrator.inventory.load import inventory_path, load_inventory
 from orchestrator.inventory.load import limit as limit_inventory
-from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
 from orchestrator.leases.pools import check_pools, probe_pools, would_do
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.machines import node_check
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run, holder, leave_request, new_run_id
-from orchestrator.templating import data_folder
 
 WIDEST_CELL = 60
 
@@ -44,7 +43,7 @@ def check_nodes(
 
     Exit code 1 if a node cannot be used, 3 if none can.
     """
-    known = limit_inventory(load_inventory(inventory or data_folder("inventories") / "local.yaml"), limit)
+    known = limit_inventory(load_inventory(inventory_path(inventory)), limit)
     machines = [*known.without_pools().nodes.values()]
     reports = node_check.check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
     pools = check_pools(known, "check")

@@ -19,7 +19,7 @@ from orchestrator.controller.run_inputs import RunInputs, read_inputs
 from orchestrator.controller.run_machines import RunMachines, ask_machines
 from orchestrator.errors import InputError
 from orchestrator.families import get_tuner
-from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.load import inventory_path, load_inventory
 from orchestrator.leases.pools import pool_note
 from orchestrator.ledger.cost_samples import gather_cost_samples
 from orchestrator.machines.node_plan import device_memory
@@ -32,7 +32,6 @@ from orchestrator.results.recheck import chip_of_rows
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, numbers
 from orchestrator.shapes.reader import family_of_list
 from orchestrator.tables.mixing import not_for_aiter
-from orchestrator.templating import data_folder
 from worker.families import FAMILIES, Family
 from worker.tuners.catalog import recorded_tuner
 
@@ -140,7 +139,7 @@ def prepare_each(request: RunRequest, lists: Sequence[Path]) -> list[PreparedRun
 
     A list's name or columns show its family, else the request does. For a single list the request comes first.
     """
-    defaults = load_inventory(request.inventory or data_folder("inventories") / "local.yaml").defaults
+    defaults = load_inventory(inventory_path(request.inventory)).defaults
     spec = get_tuner(request.tuner or defaults.tuner)
     known = spec.families(request.options) if spec.families else FAMILIES
     by_family: dict[str, list[Path]] = {}

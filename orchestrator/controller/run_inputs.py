@@ -12,13 +12,19 @@ from typing import Any
 from orchestrator.controller.request import RunRequest
 from orchestrator.errors import InputError
 from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
-from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
+from orchestrator.inventory.load import (
+    check_references,
+    inventory_path,
+    limit,
+    load_inventory,
+    parse_inventory,
+    with_image,
+)
 from orchestrator.inventory.model import Inventory
 from orchestrator.shapes.captured_routings import read_captured
 from orchestrator.shapes.model import COUNT, ShapeList, numbers
 from orchestrator.shapes.reader import read_shapes, union
 from orchestrator.tables.mixing import check_db
-from orchestrator.templating import data_folder
 from worker.families import Family
 from worker.tuners.catalog import TunerSpec
 
@@ -39,9 +45,9 @@ class RunInputs:
 
 def read_inputs(request: RunRequest) -> RunInputs:
     """Read and check what the user gave. Raises InputError."""
-    inventory_path = request.inventory or data_folder("inventories") / "local.yaml"
-    inventory = load_inventory(inventory_path)
-    inventory_text = inventory_path.read_bytes()
+    inventory_file = inventory_path(request.inventory)
+    inventory = load_inventory(inventory_file)
+    inventory_text = inventory_file.read_bytes()
     if request.image is not None:
         inventory_text = with_image(inventory_text, request.image, inventory.source)
         inventory = parse_inventory(inventory_text, inventory.source)
@@ -63,7 +69,7 @@ def read_inputs(request: RunRequest) -> RunInputs:
         options |= _counts(listed)
     if spec.wants_captures and (folder := options.pop("topk_ids", "")):
         options["captured"] = read_captured(Path(folder), listed, family)
-    return RunInputs(inventory_path, inventory_text, inventory, family, tuner, spec, options, listed)
+    return RunInputs(inventory_file, inventory_text, inventory, family, tuner, spec, options, listed)
 
 
 def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:

@@ -26,6 +26,7 @@ from orchestrator.inventory.fault_messages import describe_fault, dotted
 from orchestrator.inventory.model import Inventory, InventoryFile, Node, NodeOptions
 from orchestrator.inventory.option_types import FROM_FILE, NAME_RE, NAME_RULE
 from orchestrator.inventory.references import describe_unset, has_reference, resolve, texts, unset_references
+from orchestrator.templating import data_folder
 from worker.text import did_you_mean
 
 MAX_BYTES = 2**20
@@ -85,6 +86,11 @@ def resolved(node: Node, env: Mapping[str, str] = os.environ) -> Node:
             why = str(detail.get("ctx", {}).get("error") or detail["msg"])
             faults.append(f"{node.origin(path)}: node {node.name}: {path}, its references replaced, {why}")
         raise InventoryError(faults) from None
+
+
+def inventory_path(named: Path | None) -> Path:
+    """The inventory that a command reads: the one that the user named, else the shipped one of this machine."""
+    return named or data_folder("inventories") / "local.yaml"
 
 
 def load_inventory(path: str | Path) -> Inventory:
