@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.controller.context import RunContext, StopLimits
+from orchestrator.controller.context import RunContext
 from orchestrator.controller.deployment import make_driver, plan_newcomers
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.messages import FromStream, Message, Taken
@@ -30,6 +30,7 @@ from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.controller.node_reports import NodeReports
 from orchestrator.controller.outbox import Outbox
 from orchestrator.controller.shutdown import Shutdown, StoppedNode
+from orchestrator.controller.timeouts import StopLimits
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     Decision,
@@ -170,10 +171,10 @@ class Controller:
         given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
         leased = self._leases.turn(self._policy, self._registry, time.time())
         self._follow_leases(leased)
-        # read the rows that a lease left before its end is recorded
-        unread = self._reports.unread(leased.rows)
+        # read what the stream did not deliver of the files that a lease left, before the end of the lease is recorded
+        left_files = [FromStream(node, file) for node, file in leased.rows]
         last = [*self._stops_and_requests(), *given_up, *leased.events, Tick()]
-        self._transact([*messages, *unread], last=last, whole=bool(unread))
+        self._transact([*messages, *left_files], last=last, whole=bool(left_files))
 
     def _follow_leases(self, turn: LeaseTurn) -> None:
         """Start the nodes that became ready, and drop those whose lease is over."""

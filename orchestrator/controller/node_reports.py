@@ -1,14 +1,13 @@
 """Makes events for the policy out of what the nodes of a run report.
 
 The loop calls `NodeReports.events_of` with each message of the nodes' threads, within the transaction of its turn. A
-message changes the registry (node_registry.py) and the live status on the way. `unread` makes messages of files that an
-ended lease left, as far as the node's stream had not delivered them.
+message changes the registry (node_registry.py) and the live status on the way.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from orchestrator.controller.context import RunContext
 from orchestrator.controller.messages import Beat, FromStream, Message, NodeProgress, NodeTakenOver, NodeUp, Taken
@@ -102,15 +101,6 @@ class NodeReports:
         self._live_status.trouble(message.node, message.detail, on_record=is_first)
         return [message] if is_first else []
 
-    def unread(self, rows: Iterable[tuple[str, Chunk]]) -> list[FromStream]:
-        """The part of each (node, whole file) that the stream did not deliver."""
-        unread = []
-        for node, file in rows:
-            offset = self._context.ledger.offsets(node).get((file.stream, file.slot), 0)
-            if len(file.data) > offset:
-                unread.append(FromStream(node, Chunk(file.stream, file.slot, offset, file.data[offset:])))
-        return unread
-
     def _from_stream(self, node: str, frame: Chunk | Beat) -> list[Event]:
         if isinstance(frame, Beat):
             return self._from_beat(node, frame)
@@ -119,7 +109,7 @@ class NodeReports:
                 self._logs[node] = NodeLog(self._context.ledger, node, self._context.paths.logs)
             self._logs[node].add(frame)
             return []
-        return self._ingest.feed(node, frame.slot, frame.data)[0]
+        return self._ingest.feed_chunk(node, frame)
 
     def _from_beat(self, node: str, beat: Beat) -> list[Event]:
         if beat.epoch > self._context.epoch:

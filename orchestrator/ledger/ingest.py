@@ -1,6 +1,6 @@
 """Turns a worker's records into ledger writes and policy events. A node's data is checked and cleaned, never trusted.
 
-controller/node_reports.py calls `Ingest.feed` with the bytes of a slot's records, inside a transaction, and gives the
+controller/node_reports.py calls `Ingest.feed_chunk` with bytes of a slot's records, inside a transaction, and gives the
 events to the policy. worker/protocol/records.py lists the records and their fields; `_take` is where each is handled.
 
 An impossible record (unknown attempt, an attempt of another node, a shape that the group does not have) is dropped and
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator import clean
@@ -45,6 +45,11 @@ class Chunk:
     slot: str
     offset: int
     data: bytes
+
+    def after(self, start: int) -> Chunk:
+        """The part of the chunk that follows the first `start` bytes of the file; it may be empty."""
+        begin = max(start, self.offset)
+        return self if begin == self.offset else replace(self, offset=begin, data=self.data[begin - self.offset :])
 
 
 def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
@@ -128,10 +133,22 @@ class Ingest:
         self._torn: dict[tuple[str, str], bytes] = {}
         """The unfinished last line of a slot's stream. The ledger's offset does not include it, so a new controller
         receives it again."""
+        self._next: dict[tuple[str, str], int] = {}
+        """The next byte to read of a slot's stream, torn lines included."""
         self._sources: dict[tuple[str, str], _Source] = {}
         """By (node, slot)."""
         self._rows: list[tuple[Any, ...]] = []
         """Rows of the bytes being read; they go into the ledger together."""
+
+    def feed_chunk(self, node: str, chunk: Chunk) -> list[ev.Event]:
+        """Read a part of a slot's records. Bytes that were read before are left out: an ended lease leaves whole files,
+        of which most was streamed before."""
+        key = (node, chunk.slot)
+        if key not in self._next:
+            self._next[key] = self._ledger.offsets(node).get((EVENTS, chunk.slot), 0)
+        unread = chunk.after(self._next[key])
+        self._next[key] = unread.offset + len(unread.data)
+        return self.feed(node, chunk.slot, unread.data)[0]
 
     def feed(self, node: str, slot: str, data: bytes) -> tuple[list[ev.Event], int]:
         """Read the bytes after those of the last call (after a restart: after the ledger's offset).

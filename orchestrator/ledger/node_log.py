@@ -24,12 +24,19 @@ class NodeLog:
         self._node = node
         self._path = folder / f"{node}.log"
         self._rest: dict[str, bytes] = {}
-        self._length = ledger.offsets(node).get(("log", ""), 0)
+        """The unfinished last line of a slot's log."""
+        offsets = ledger.offsets(node)
+        self._next = {slot: offset for (stream, slot), offset in offsets.items() if stream == "L"}
+        """The next byte to take of a slot's log, unfinished lines included."""
+        self._length = offsets.get(("log", ""), 0)
         with self._path.open("ab") as f:
             f.truncate(self._length)
 
     def add(self, chunk: Chunk) -> None:
-        """Append the whole lines of a chunk; call within the ledger's transaction."""
+        """Append the whole lines of a chunk, but for bytes that were taken before; call within the ledger's
+        transaction."""
+        chunk = chunk.after(self._next.get(chunk.slot, 0))
+        self._next[chunk.slot] = chunk.offset + len(chunk.data)
         rest = self._rest.get(chunk.slot, b"")
         data = rest + chunk.data
         end = data.rfind(b"\n") + 1

@@ -17,7 +17,8 @@ from pydantic_core import from_json
 
 from orchestrator import clean
 from orchestrator import events as ev
-from orchestrator.ledger.ingest import Ingest, split_lines
+from orchestrator.ledger.ingest import Chunk, Ingest, split_lines
+from orchestrator.ledger.node_log import NodeLog
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from tests.kits.results import DEVICE, Run, blocked, ended, row, started
@@ -213,6 +214,33 @@ def test_a_new_controller_reads_the_torn_line_again(run: Run) -> None:
         with run.ledger.transaction():
             events, consumed = run.ingest.feed("n1", "0", part)
     assert (events, consumed, run.bad()) == ([ev.ShapeTuned("g0001-1", 1)], len(data), 0)
+
+
+@pytest.mark.parametrize("streamed", [0, 30, 400])
+def test_a_file_that_an_ended_lease_left_completes_what_was_streamed(run: Run, streamed: int) -> None:
+    """The stream ends before or within a line, and its last chunk comes late."""
+    data = b"".join(json.dumps(x).encode() + b"\n" for x in (row("shape_tuned", "g0001-1", 1), ended("g0001-1")))
+    start = run.ledger.offsets("n1")["E", "0"]
+    events: list[ev.Event] = []
+    for chunk in (
+        Chunk("E", "0", start, data[:streamed]),
+        Chunk("E", "0", 0, b"." * start + data),
+        Chunk("E", "0", start + streamed, data[streamed:]),
+    ):
+        with run.ledger.transaction():
+            events += run.ingest.feed_chunk("n1", chunk)
+    assert [type(event) for event in events] == [ev.ShapeTuned, ev.AttemptEnded]
+    assert (run.bad(), run.ledger.offsets("n1")["E", "0"]) == (0, start + len(data))
+
+
+def test_a_log_that_an_ended_lease_left_completes_what_was_streamed(run: Run, tmp_path: Path) -> None:
+    chunks = [Chunk("L", "0", 0, b"one\ntw"), Chunk("L", "0", 0, b"one\ntwo\n"), Chunk("L", "0", 6, b"o\n")]
+    log = NodeLog(run.ledger, "n1", tmp_path)
+    for chunk in chunks:
+        with run.ledger.transaction():
+            log.add(chunk)
+    assert (tmp_path / "n1.log").read_text() == "[0] one\n[0] two\n"
+    assert run.ledger.offsets("n1")["L", "0"] == 8
 
 
 JSON = st.recursive(
