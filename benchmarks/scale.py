@@ -279,7 +279,7 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     """Run the command line `argv` with stand-in workers. Writes the measurements to `seen`."""
     from orchestrator.cli.main import main as command
     from orchestrator.controller import context, deployment, drive
-    from orchestrator.controller.context import Timeouts
+    from orchestrator.controller.timeouts import Timeouts
     from orchestrator.engine import process
     from orchestrator.policy import PolicySettings
 

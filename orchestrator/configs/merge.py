@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from orchestrator import __version__
 from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupTrial
-from orchestrator.configs.decisions import MeasuredShape, Winner
+from orchestrator.configs.decisions import BucketDecision, MeasuredShape
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
 from orchestrator.configs.winners import TABLE, WinnerFile, engine_of_winners, read_winners
@@ -240,7 +240,7 @@ def _journal_entry(
     return entry
 
 
-def _measurements(winner: Winner) -> list[list[Any]]:
+def _measurements(winner: BucketDecision) -> list[list[Any]]:
     return [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
 
 

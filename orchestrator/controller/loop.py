@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.controller.context import RunContext, StopLimits
+from orchestrator.controller.context import RunContext
 from orchestrator.controller.deployment import make_driver, plan_newcomers
 from orchestrator.controller.limits import Limits
 from orchestrator.controller.messages import FromStream, Message, Taken
@@ -30,6 +30,7 @@ from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.controller.node_reports import NodeReports
 from orchestrator.controller.outbox import Outbox
 from orchestrator.controller.shutdown import Shutdown, StoppedNode
+from orchestrator.controller.timeouts import StopLimits
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     Decision,

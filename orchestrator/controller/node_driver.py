@@ -26,11 +26,11 @@ from functools import partial
 
 import tenacity
 
-from orchestrator.controller.context import Timeouts
 from orchestrator.controller.deployed_node import DeployedNode, deploy, take_over, younger_epoch
 from orchestrator.controller.messages import Beat, Message, NodeTakenOver, NodeUp, Taken, read_frames
 from orchestrator.controller.node_stream import NodeStream, follow_argument
 from orchestrator.controller.node_workers import NodeWorkers
+from orchestrator.controller.timeouts import Timeouts
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost

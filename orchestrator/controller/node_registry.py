@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from orchestrator.controller.context import Timeouts
 from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.controller.shutdown import Shutdown
+from orchestrator.controller.timeouts import Timeouts
 from orchestrator.errors import NodeError
 
 

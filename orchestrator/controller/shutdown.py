@@ -12,8 +12,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from orchestrator.controller.context import StopLimits
 from orchestrator.controller.node_driver import NodeDriver
+from orchestrator.controller.timeouts import StopLimits
 from orchestrator.errors import NodeError
 
 POLL_S = 0.1

@@ -11,7 +11,8 @@ from typing import Any
 
 from orchestrator.cli import cancel, driving
 from orchestrator.cli.printer import finish_page
-from orchestrator.controller.context import DriveSettings, StopLimits, Timeouts
+from orchestrator.controller.context import DriveSettings
+from orchestrator.controller.timeouts import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.policy import PolicySettings

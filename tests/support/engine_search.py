@@ -44,12 +44,15 @@ class PoolInThisProcess:
 
 
 def search_file(
-    folder: Path, source: EngineSource, serve: Serve, family: str, shapes: list[SpecShape]
+    folder: Path, source: EngineSource, serve: Serve, family: str, shapes: list[SpecShape], *, search: str = "fast"
 ) -> list[dict[str, Any]]:
-    """The messages of the search for the file of these shapes, with `serve` in the measuring process."""
-    kit = Kit(folder, {}, search="fast", family=family, max_candidates=40)
+    """The messages of the search for the file of these shapes, with `serve` in the measuring process.
+
+    A fast search measures other candidates each time: which come next depends on the answers that have come.
+    """
+    kit = Kit(folder, {}, search=search, family=family, max_candidates=40)
     kit.close()
-    measurer = MeasuringProcess(serve, {}, 20)
+    measurer = MeasuringProcess(serve, {}, hang_s=600)
     measurer.restart()
     context = replace(
         kit.context,

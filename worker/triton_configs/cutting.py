@@ -1,11 +1,14 @@
 """The ranges of M of one config file, cut from measured times (`cut_ranges`). Pure.
 
 A tuner of an engine's files measures the same configs at many M of a file. One measured M under one routing is a
-`MeasuredPoint`; the points of all attempts are united (`unite_points`), and then cut: each range of M gets one config,
-or keeps what it has today. The tuner cuts to see where one more M should be measured, the controller to write the file.
+`MeasuredPoint`; the points of all attempts are united (`unite_points`), and then cut (`cut_ranges`): each range of M
+gets one config, or keeps what it has today.
 
     points at M = 1, 2, 4, 8      ->   CutRange(1, 2, "a")   CutRange(4, 8, "")
                                        M = 3 lies between two ranges, and "" keeps today's: neither changes
+
+`worker/tuners/engines/engine_file.py` cuts to see where one more M should be measured, and to choose the config of a
+shape; `orchestrator/configs/cut_winners.py` cuts to write the file.
 
 What holds for every result:
 - A range begins and ends at a measured M, and what was measured within is close enough (`are_neighbours`).
@@ -83,6 +86,7 @@ def unite_points(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
 
 
 def _unite(same_place: Sequence[MeasuredPoint]) -> MeasuredPoint:
+    """One point of those of one M and routing."""
     today = min(point.today for point in same_place)
     us: dict[str, float] = {}
     high_us: dict[str, float] = {}
@@ -154,13 +158,16 @@ def _weights(by_m: Mapping[int, Sequence[MeasuredPoint]]) -> dict[int, float]:
 
 def _weighted_regrets(points: Sequence[MeasuredPoint], weight: float) -> dict[str, float]:
     """The weighted regret at one M of each config that may serve it, and of KEEP."""
-    allowed = set.intersection(*({name for name in point.us if point.allows(name)} for point in points))
-    regrets = {name: weight * max(_regret(point, point.us[name]) for point in points) for name in sorted(allowed)}
+    regrets: dict[str, float] = {}
+    for name in sorted(points[0].us):
+        if all(point.allows(name) for point in points):
+            regrets[name] = weight * max(_regret(point, point.us[name]) for point in points)
     regrets[KEEP] = weight * max(_regret(point, point.today_us) for point in points)
     return regrets
 
 
 def _regret(point: MeasuredPoint, us: float) -> float:
+    """The share of time that `us` is longer than the fastest config's; 0 where none was right."""
     if not point.us:
         return 0.0
     return min(MOST_REGRET, us / min(point.us.values()) - 1)

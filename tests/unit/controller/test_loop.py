@@ -13,9 +13,10 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.controller import loop
-from orchestrator.controller.context import DriveSettings, RunContext, Timeouts
+from orchestrator.controller.context import DriveSettings, RunContext
 from orchestrator.controller.loop import Controller
 from orchestrator.controller.messages import FromStream, NodeTakenOver, NodeUp
+from orchestrator.controller.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeTroubled
 from orchestrator.inventory.load import parse_inventory

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.controller import node_registry
-from orchestrator.controller.context import Timeouts
 from orchestrator.controller.node_registry import NodeRegistry
+from orchestrator.controller.timeouts import Timeouts
 
 
 class Clock:

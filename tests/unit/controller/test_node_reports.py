@@ -11,7 +11,6 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.controller import loop
-from orchestrator.controller.context import Timeouts
 from orchestrator.controller.deployed_node import DeployedNode
 from orchestrator.controller.drive import drive
 from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, Message, NodeTakenOver, NodeUp, read_frames
@@ -19,6 +18,7 @@ from orchestrator.controller.node_driver import NodeDriver
 from orchestrator.controller.node_reports import NodeReports
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.request import RunRequest
+from orchestrator.controller.timeouts import Timeouts
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.transport.local import LocalTransport
 from tests.kits.results import BadNotes

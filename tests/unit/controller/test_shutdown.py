@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.context import StopLimits, Timeouts
 from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.controller.shutdown import Shutdown, StoppedNode
+from orchestrator.controller.timeouts import StopLimits, Timeouts
 
 
 class HangingNode:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller.context import Timeouts
 from orchestrator.controller.node_registry import NodeRegistry
+from orchestrator.controller.timeouts import Timeouts
 from orchestrator.errors import EngineError, NodeError, UnreachableError
 from orchestrator.leases import holder, leased_nodes, poller
 from orchestrator.leases.lease import EndCause, Lease

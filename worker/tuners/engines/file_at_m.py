@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from worker.triton_configs.cutting import KEEP
 from worker.triton_configs.point_record import ConfigTime, PointRecord
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
-from worker.tuners.search.problem_search import Effort, ProblemSearch, candidate_row
+from worker.tuners.search.problem_search import Effort, ProblemSearch
 from worker.tuners.search.tile_config import TileConfig
 
 UNPAIRED = 1.01
@@ -102,17 +102,13 @@ class FileAtM(BucketSearch):
         """Settle the shape with a config by its name in a record; KEEP: with today's."""
         task = self.points[0]
         config = task.today
+        values = None
         if chosen != KEEP:
             config = next(config for config in self.configs.values() if point_name(config) == chosen)
-        time = task.times.get(config.name)
-        if time is None:
+            values = config.values
+        if config.name not in task.times:
             detail = f"no config is right at M={self._m} at every routing, and {config.name} is not"
             self.file.settle_shape(task, None, "no_candidate", detail)
             return
-        today = f"today's {task.today_us:.4g} us" if task.today_us > 0 else "today's does not run"
-        detail = f"M={self._m}: {time.us:.4g} us, {today}"
-        if chosen == KEEP:
-            detail += "; left as it is"
-        row = candidate_row(config, task.problem, "ok", time.us, time.err, time.spread, task.rounds, detail)
-        values = None if chosen == KEEP else config.values
+        row = self.verdict_row(task, config, is_change=chosen != KEEP)
         self.file.settle_shape(task, {**row, "triton_config": json.dumps({"values": values})})

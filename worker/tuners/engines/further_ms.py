@@ -1,8 +1,11 @@
 """The M of a file that are worth a measurement beside the workload's. Pure.
 
-`ms_within` names the M of a server within the ranges of the keys that were searched. `ms_to_close` looks at what was
-measured and names the next ones: between two ranges of different configs the two neighbours between which the model of
-times expects the faster one to change, and within a range an M at which it expects another config to be clearly faster.
+`EngineFile` calls `ms_within` once, for the M of a server within the ranges of the keys that were searched. Then it
+calls `ms_to_close` again and again: it looks at what was measured so far, and names the next M.
+
+    measured 64: config a, 128: config b    the two neighbours between which the model of times expects b to become the
+                                            faster one, such as [95, 96]
+    measured 64: config a, 128: config a    an M at which the model expects another config to be clearly faster
 
 Times go up in steps, one for each further wave of tiles over the device, so a config is overtaken where its own next
 wave begins: behind a multiple of its BLOCK_SIZE_M.
@@ -37,21 +40,23 @@ def ms_within(keys: Sequence[int], last_m: int) -> tuple[list[int], list[list[in
     """The M to measure for the searched usual keys, up to `last_m`: those by which ranges hold together (the key and
     both ends of the range that it serves), then chunks of prefill and capture sizes in steps, from coarse to fine."""
     ranges = ranges_served(USUAL_KEYS)
-    served = [(ranges[key][0], ranges[key][1] or last_m) for key in keys]
-    frame = {*keys}
-    for first, last in served:
-        frame |= {first, last}
-    steps = [PREFILL_CHUNKS, *(CAPTURE_SIZES[::step] for step in (4, 2, 1))]
-
-    def is_served(m: int) -> bool:
-        return any(first <= m <= last for first, last in served)
-
-    return sorted(frame), [list(filter(is_served, step)) for step in steps]
+    frame: set[int] = set()
+    served_ms: set[int] = set()
+    for key in keys:
+        first, last = ranges[key]
+        last = last or last_m
+        frame |= {first, key, last}
+        served_ms |= set(range(first, last + 1))
+    steps = [PREFILL_CHUNKS, CAPTURE_SIZES[::4], CAPTURE_SIZES[::2], CAPTURE_SIZES]
+    return sorted(frame), [[m for m in step if m in served_ms] for step in steps]
 
 
 @dataclass(frozen=True, slots=True)
 class FileTimes:
-    """The knowledge of a file: its points, its ranges and the model. M are compared at the first routing alone."""
+    """The times of a file's configs that are known or expected: its points, its ranges, and the model.
+
+    M are compared at the first routing alone.
+    """
 
     points: Sequence[MeasuredPoint]
     ranges: Sequence[CutRange]
@@ -59,8 +64,10 @@ class FileTimes:
 
     def config_at(self, point: MeasuredPoint) -> str:
         """The config that a measured M gets."""
-        chosen = next((r.config for r in self.ranges if r.first <= point.m <= r.last), KEEP)
-        return chosen if chosen != KEEP else point.today
+        for cut_range in self.ranges:
+            if cut_range.first <= point.m <= cut_range.last and cut_range.config != KEEP:
+                return cut_range.config
+        return point.today
 
     def expected_us(self, config: str, m: int, near: MeasuredPoint) -> float:
         """The time of a config at an M by its time at a point nearby, and the model's ratio between the two."""
@@ -104,8 +111,10 @@ def ms_to_close(times: FileTimes) -> list[int]:
 
 def _wave_starts(low: int, high: int) -> list[int]:
     """First M of waves that may begin above `low` and up to `high`, at most MOST_STARTS of them, evenly."""
-    starts = [m for m in range(low - low % STEP + STEP + 1, high + 1, STEP) if m > low]
-    return starts[:: -(-len(starts) // MOST_STARTS)] if starts else []
+    behind_next_multiple = low - low % STEP + STEP + 1
+    starts = list(range(behind_next_multiple, high + 1, STEP))
+    stride = max(1, -(-len(starts) // MOST_STARTS))
+    return starts[::stride]
 
 
 def _expected_change(times: FileTimes, low: MeasuredPoint, high: MeasuredPoint) -> int:

@@ -201,14 +201,7 @@ class EngineLookups:
         for lookup in self._lookups:
             if not inspect.signature(lookup).parameters.keys() <= arguments.keys():
                 continue
-            tried: list[Path] = []
-            table: Table = {}
-            fault: FileFault | None = None
-            with replaced(os.path, {"exists": recording_paths(tried, os.path.exists)}):
-                try:
-                    table = call_by_name(lookup, arguments) or {}
-                except Exception as e:  # noqa: BLE001 - the engine's own errors are of any type
-                    fault = FileFault("error", "look-up", f"{lookup.__name__} fails: {type(e).__name__}: {e}")
+            tried, table, fault = _ask_lookup(lookup, arguments)
             if not tried:
                 continue
             read_path = tried[-1]  # a look-up tries paths until one exists
@@ -303,42 +296,56 @@ class EngineLookups:
 
     def _moe_arguments(self, file: EngineConfigFile, m: int) -> Values:
         """Arguments of a MoE layer by the names of both engines' launchers and defaults, all but the config."""
-        layer, dtype = file.layer, file.layer.dtype
+        layer = file.layer
         empty = self._empty
-        n, k, topk = 2 * layer.n, layer.k, TOPK
-        if file.is_second_product:
-            n, k, topk = layer.k, layer.n, 1
-        block_n, block_k = layer.block or (n, k)
-        has_tensor_scale = dtype == "fp8_w8a8" and not layer.block and not file.is_per_channel
-        a_scale_sizes = [1] if has_tensor_scale else [m, -(-k // block_k)]
-        b_scale_sizes = [layer.e] if has_tensor_scale else [layer.e, -(-n // block_n), -(-k // block_k)]
         return {
+            **self._operand_arguments(file, m),
             "M": m,
             "E": layer.e,
             "N": layer.n,
             "K": layer.k,
             "topk": TOPK,
-            "dtype": dtype or None,
+            "dtype": layer.dtype or None,
             "is_marlin": False,
-            "A": empty("" if dtype.endswith("a16") else dtype, m, k),
-            "A_scale": empty("float32", *a_scale_sizes) if dtype.endswith("a8") else None,
-            "B": empty(dtype, layer.e, n, k),
-            "B_scale": empty("float32", *b_scale_sizes) if "_w" in dtype else None,
             "B_zp": None,
             "B_bias": None,
             "bias": None,
-            "C": empty("", m, TOPK, n),
             "mul_routed_weight": file.is_second_product,
             "topk_weights": empty("float32", m, TOPK),
             "topk_ids": empty("int32", m, TOPK),
-            "top_k": topk,
             "sorted_token_ids": empty("int32", m * TOPK),
             "expert_ids": empty("int32", m * TOPK),
             "num_tokens_post_padded": empty("int32", 1),
-            "block_shape": [block_n, block_k] if layer.block else None,
-            "compute_type": tl.float32 if dtype == "float32" else tl.bfloat16,
+            "block_shape": list(layer.block) if layer.block else None,
+            "compute_type": tl.float32 if layer.dtype == "float32" else tl.bfloat16,
             "per_channel_quant": file.is_per_channel,
-            **{f"use_{name}": dtype == name for name in QUANTIZED},
+            **{f"use_{name}": layer.dtype == name for name in QUANTIZED},
+        }
+
+    def _operand_arguments(self, file: EngineConfigFile, m: int) -> Values:
+        """Operands and output of the product that the file is for: A [rows, K], B [experts, N, K], their scales, C."""
+        layer = file.layer
+        dtype = layer.dtype
+        n = 2 * layer.n
+        k = layer.k
+        rows_of_token = TOPK
+        if file.is_second_product:
+            n = layer.k
+            k = layer.n
+            rows_of_token = 1
+        block_n, block_k = layer.block or (n, k)
+        a_scale_sizes = [m, -(-k // block_k)]
+        b_scale_sizes = [layer.e, -(-n // block_n), -(-k // block_k)]
+        if dtype == "fp8_w8a8" and not layer.block and not file.is_per_channel:  # one scale for a whole tensor
+            a_scale_sizes = [1]
+            b_scale_sizes = [layer.e]
+        return {
+            "A": self._empty("" if dtype.endswith("a16") else dtype, m, k),
+            "A_scale": self._empty("float32", *a_scale_sizes) if dtype.endswith("a8") else None,
+            "B": self._empty(dtype, layer.e, n, k),
+            "B_scale": self._empty("float32", *b_scale_sizes) if "_w" in dtype else None,
+            "C": self._empty("", m, TOPK, n),
+            "top_k": rows_of_token,
         }
 
     def _empty(self, dtype: str, *sizes: int) -> torch.Tensor:
@@ -378,6 +385,17 @@ def call_by_name(function: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     """Call a function with those of the arguments that it has parameters for."""
     names = inspect.signature(function).parameters
     return function(**{name: arguments[name] for name in names if name in arguments})
+
+
+def _ask_lookup(lookup: Callable[..., Any], arguments: Values) -> tuple[list[Path], Table, FileFault | None]:
+    """The paths that a look-up tries, in its order; the entries that it returns; the fault if it fails."""
+    tried: list[Path] = []
+    with replaced(os.path, {"exists": recording_paths(tried, os.path.exists)}):
+        try:
+            return tried, call_by_name(lookup, arguments) or {}, None
+        except Exception as e:  # noqa: BLE001 - the engine's own errors are of any type
+            fault = FileFault("error", "look-up", f"{lookup.__name__} fails: {type(e).__name__}: {e}")
+            return tried, {}, fault
 
 
 def _shadowed(path: Path, read_path: Path) -> FileFault:

@@ -1,7 +1,9 @@
 """vLLM's fused mixture of experts as a kernel source: two products of a layer, one file for each (experts, N).
 
 vLLM reads one entry for both products, so they are one call here. `moe_problem.py` says what they are, and draws their
-operands. Imports torch and triton.
+operands; `sglang_moe.py` is the source of SGLang, whose space and model are these. The search calls, as of any source,
+`problem` and `space` once, `compile` for each candidate, and in the measuring process `inputs`, `operands` and
+`launches` (worker/tuners/search/source.py). Imports torch and triton.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ SCALES = {"QuantType.No": "none", "QuantType.per_Tensor": "tensor", "QuantType.p
 BF16 = ("torch.bfloat16",)
 FP8 = ("torch.float8_e4m3fn", "torch.float8_e4m3fnuz")
 BLOCKS_M = (8, 16, 32, 64, 128, 256)
+SORTED_BLOCKS = tuple(1 << exponent for exponent in range(10))
+"""Each BLOCK_SIZE_M that a file may have."""
 # vLLM's own space (its benchmark_moe.py) has rows from 16, 4 and 8 warps; the rest is what the kernel takes beyond it.
 KNOBS: dict[str, dict[str, tuple[int, ...]]] = {
     "cuda": {"num_warps": (2, 4, 8, 16), "num_stages": (2, 3, 4, 5)},
@@ -119,8 +123,12 @@ class MoeSource(EngineSource):
         return MoeInputs.make(problem, device, seed, draw)
 
     def operands(self, inputs: MoeInputs) -> Operands:
-        """vLLM decides whether slots are sorted. Its operator in C++ for that is not at hand, so torch sorts, for each
-        BLOCK_SIZE_M that a file may have, before anything is timed."""
+        """The tensors of `inputs`, and what vLLM makes of their routing for each BLOCK_SIZE_M: `slots64`, `owners64`,
+        `padded64` (see `sort_slots_by_expert`).
+
+        vLLM decides whether slots are sorted; there are no `slots64` if not. Its operator in C++ for that is not at
+        hand, so torch sorts, before anything is timed.
+        """
         engine = self.engine()
         problem = inputs.problem
         experts_of_tokens = inputs.experts_of_tokens
@@ -133,8 +141,7 @@ class MoeSource(EngineSource):
             return sort_slots_by_expert(ids, block, experts)
 
         engine.moe.moe_align_block_size = sort_slots
-        for exponent in range(10):
-            block = 1 << exponent
+        for block in SORTED_BLOCKS:
             assigned = engine.moe._prepare_expert_assignment(
                 experts_of_tokens, {"BLOCK_SIZE_M": block}, problem.m, problem.layer.topk, problem.layer.e, None
             )
@@ -146,28 +153,55 @@ class MoeSource(EngineSource):
     def launches(
         self, problem: MoeProblem, values: Values, operands: Operands, out: torch.Tensor
     ) -> list[KernelLaunch]:
-        import triton.language as tl
-
         engine = self.engine()
-        config = dict(values)
+        get = operands.get
         topk = problem.layer.topk
         first_size = problem.slots * problem.products[0][0]
-        first_out = out[:first_size].view(problem.m, topk, -1)
-        second_out = out[first_size:].view(problem.m, topk, -1)
+        config = dict(values)
         block = config["BLOCK_SIZE_M"]
-        get = operands.get
-        assigned = (get(f"slots{block}"), operands[f"owners{block}"], operands[f"padded{block}"])
-        # compute type, fp8, int8 with 8, 16 and int4 with 16 bits, scales per channel, block shape
-        kinds = (tl.bfloat16, problem.scale != "none", False, False, False, False, problem.layer.block)
 
         def start_both() -> None:
-            start = engine.moe.invoke_fused_moe_triton_kernel
-            first = (get("x"), get("w1"), first_out, get("xs"), get("s1"), None)  # it is weighted by no score
-            start(*first, *assigned, False, topk, config, *kinds)
-            second = (get("y"), get("w2"), second_out, get("ys"), get("s2"), get("scores"))
-            start(*second, *assigned, True, 1, config, *kinds)
+            engine.moe.invoke_fused_moe_triton_kernel(
+                A=get("x"),
+                A_scale=get("xs"),
+                C=out[:first_size].view(problem.m, topk, -1),
+                topk_weights=None,
+                config=config,
+                **launcher_arguments(problem, 1, operands, block),
+            )
+            engine.moe.invoke_fused_moe_triton_kernel(
+                A=get("y"),
+                A_scale=get("ys"),
+                C=out[first_size:].view(problem.m, topk, -1),
+                topk_weights=get("scores"),
+                config=config,
+                **launcher_arguments(problem, 2, operands, block),
+            )
 
         return engine.launches(self.op, start_both)
+
+
+def launcher_arguments(problem: MoeProblem, product: int, operands: Operands, block: int) -> dict[str, Any]:
+    """Arguments, by name, that the launchers of both engines take alike for the first or second product: its weights,
+    the slots as sorted for tiles of `block` rows (None if vLLM does not sort them), and what the operands are."""
+    import triton.language as tl
+
+    return {
+        "B": operands[f"w{product}"],
+        "B_scale": operands.get(f"s{product}"),
+        "mul_routed_weight": product == 2,
+        "top_k": problem.layer.topk if product == 1 else 1,
+        "sorted_token_ids": operands.get(f"slots{block}"),
+        "expert_ids": operands[f"owners{block}"],
+        "num_tokens_post_padded": operands[f"padded{block}"],
+        "compute_type": tl.bfloat16,
+        "use_fp8_w8a8": problem.scale != "none",
+        "use_int8_w8a8": False,
+        "use_int8_w8a16": False,
+        "use_int4_w4a16": False,
+        "per_channel_quant": False,
+        "block_shape": list(problem.layer.block) if problem.layer.block else None,
+    }
 
 
 def _scale_of(key: Mapping[str, int | str]) -> str:

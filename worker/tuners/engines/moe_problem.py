@@ -38,14 +38,16 @@ MOST_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeProblem(LayerProblem):
-    """A layer at m tokens. `n`: inter_dim of a rank, `k`: model_dim; `gated`: w1 has 2N rows. `stored`: experts whose
-    weights are there, which is all of them but for compiling. `part`: up or down if only this product of a pair is
-    measured. `with_padding`: there is room for the first output in the order of experts, each padded to whole tiles."""
+    """A layer at m tokens. `n` is inter_dim of a rank, `k` model_dim."""
 
     gated: bool
+    """w1 has 2N rows."""
     stored: int
+    """Experts whose weights are there: all of them but for compiling."""
     part: str = ""
+    """`up` or `down` if only this product of a pair is measured, with the values of its own file."""
     with_padding: bool = False
+    """There is room for the first output in the order of experts, each padded to whole tiles."""
 
     @property
     def slots(self) -> int:
@@ -62,6 +64,11 @@ class MoeProblem(LayerProblem):
     def measured_products(self) -> tuple[int, ...]:
         """Places in `products` of those that a call computes."""
         return {"up": (0,), "down": (1,)}.get(self.part, (0, 1))
+
+    @property
+    def output_size(self) -> int:
+        """Elements of the outputs that a call computes, without padding."""
+        return self.slots * sum(self.products[place][0] for place in self.measured_products)
 
     def padded_rows(self, block: int) -> int:
         """Rows of an output in the order of experts, as SGLang allocates it for tiles of `block` rows."""
@@ -99,14 +106,16 @@ def expected_experts_hit(problem: MoeProblem) -> float:
     and Spirakis, 2006).
     """
     if problem.label == CAPTURED:
-        hit = 0.0
-        for counts in problem.captured:
-            tokens = sum(counts) / problem.layer.topk
-            hit += sum(1 - (1 - count / tokens) ** problem.m for count in counts)
-        return hit / len(problem.captured)
+        return sum(_expected_hit_as_captured(problem, counts) for counts in problem.captured) / len(problem.captured)
     popularity = [math.pow(rank + 1, -EXPONENTS[problem.label]) for rank in range(problem.layer.e)]
     horizon = _time_of_expected_arrivals(popularity, problem.layer.topk)
     return sum(1 - math.exp(-rate * horizon * problem.m) for rate in popularity)
+
+
+def _expected_hit_as_captured(problem: MoeProblem, counts: Sequence[int]) -> float:
+    """Expected number of experts hit if each token gets an expert as likely as in one capture. `counts`: by expert."""
+    tokens = sum(counts) / problem.layer.topk
+    return sum(1 - (1 - count / tokens) ** problem.m for count in counts)
 
 
 def _time_of_expected_arrivals(rates: Sequence[float], arrivals: int) -> float:
@@ -163,19 +172,18 @@ def _route_as_captured(problem: MoeProblem, draw: torch.Generator) -> torch.Tens
 
 @dataclass(slots=True)
 class MoeInputs:
-    """One set, tensors by name: tokens x and what the second product gets, y, with their scales xs and ys, and the
-    scores; weights w1 and w2 with their scales s1 and s2.
-
-    `draw_key`: what it is drawn by, on `device`. `weight_sets`: all weights that there are; this copy uses those of its
-    turn.
-    """
+    """One set of operands, drawn by `make`; `copy` gives further ones, which calls are rotated over."""
 
     problem: MoeProblem
     draw_key: tuple[object, ...]
+    """It is drawn by this, on `device`."""
     device: torch.device
     tokens: dict[str, torch.Tensor]
+    """x [M, K], what the second product gets, y [M * topk, N], their scales xs and ys, and scores [M, topk]."""
     weight_sets: list[dict[str, torch.Tensor]]
+    """All weights that there are, which the copies share: in each w1, w2, and their scales s1, s2."""
     turn: int = 0
+    """The number of this copy: it uses the weights of its turn."""
     turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @classmethod
@@ -219,7 +227,7 @@ class MoeInputs:
     def output(self) -> torch.Tensor:
         """The outputs, one behind the other, and room behind them for a padded first one."""
         problem = self.problem
-        size = problem.slots * sum(problem.products[place][0] for place in problem.measured_products)
+        size = problem.output_size
         if problem.with_padding:
             size += problem.padded_rows(MOST_ROWS) * problem.products[0][0]
         dtype = float_of(self.problem.outdtype)

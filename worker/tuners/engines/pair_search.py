@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from worker.triton_configs.pair import ROWS, TMA, join_pair, split_pair
+from worker.triton_configs.pair import BLOCK_SIZE_M, USE_TMA, join_pair, split_pair
 from worker.tuners.search.bucket import PointTask
 from worker.tuners.search.options import EXHAUSTIVE
 from worker.tuners.search.problem_search import ProblemSearch, SearchContext, ShapeTask
@@ -53,7 +53,7 @@ class PairSearch:
         """Search both products, and join the fastest of each BLOCK_SIZE_M to a pair; [] if a product has none."""
         up_us = self._search_part("up", ())
         fastest_up = sorted(up_us, key=lambda config: up_us[config])
-        blocks_m = list(dict.fromkeys(config.number(ROWS) for config in fastest_up))
+        blocks_m = list(dict.fromkeys(config.number(BLOCK_SIZE_M) for config in fastest_up))
         down_us = self._search_part("down", blocks_m[:PAIRED_BLOCKS])
         pairs = fastest_pairs(up_us, down_us)
         return [tile_config(join_pair(up.values, down.values), self.source.prefix) for up, down in pairs]
@@ -67,7 +67,7 @@ class PairSearch:
         most = min(PART_LIST, self.context.options.max_candidates or PART_LIST)
         candidates = space.distinct([*seeds, *space.candidates(seeds, most)])
         if blocks_m:
-            candidates = [config for config in candidates if config.number(ROWS) in blocks_m]
+            candidates = [config for config in candidates if config.number(BLOCK_SIZE_M) in blocks_m]
         us = [space.estimate(config) for config in candidates]
         task = self.context.make_task(self.task.shape, problem, candidates, us=us, quiet=True)
         if self.context.options.search != EXHAUSTIVE:
@@ -82,8 +82,8 @@ def entry_of_part(config: TileConfig, part: str) -> TileConfig:
     """A product's own config as a candidate; the second product of a pair always loads through TMA."""
     up, down = split_pair(config.values)
     if part == "down":
-        return tile_config({**down, TMA: True}, config.prefix)
-    return tile_config({**up, TMA: bool(up.get(TMA))}, config.prefix)
+        return tile_config({**down, USE_TMA: True}, config.prefix)
+    return tile_config({**up, USE_TMA: bool(up.get(USE_TMA))}, config.prefix)
 
 
 def fastest_pairs(
@@ -92,9 +92,9 @@ def fastest_pairs(
     """The pair (up, down) of the least sum of times for each BLOCK_SIZE_M that both have, the fastest first."""
     us_of_pair: dict[tuple[TileConfig, TileConfig], float] = {}
     for up, down in itertools.product(up_us, down_us):
-        if up.number(ROWS) == down.number(ROWS):
+        if up.number(BLOCK_SIZE_M) == down.number(BLOCK_SIZE_M):
             us_of_pair[up, down] = up_us[up] + down_us[down]
     fastest: dict[int, tuple[TileConfig, TileConfig]] = {}
     for up, down in sorted(us_of_pair, key=lambda pair: us_of_pair[pair]):
-        fastest.setdefault(up.number(ROWS), (up, down))
+        fastest.setdefault(up.number(BLOCK_SIZE_M), (up, down))
     return list(fastest.values())

@@ -1,9 +1,14 @@
 """SGLang's fused mixture of experts as a kernel source: a config of each product, one for both or a pair.
 
-As SGLang's `_fused_moe_kernel_sequence` (0.5.23): if the second product loads through TMA, it wants its rows in the
-order of experts, each expert's padded to whole tiles, and the first one writes them so (`c_sorted`), which is another
-kernel. So a pair is two kernels that belong together (`worker/triton_configs/pair.py`), and either can be measured for
-itself in that order (`MoeProblem.part`). Imports torch and triton.
+Both products are launched as SGLang's `_fused_moe_kernel_sequence` does (0.5.23). If the second product loads through
+TMA, it wants its rows in the order of experts, each expert's padded to whole tiles. The first one then writes them so
+(`c_sorted`), which is another kernel:
+
+    second without TMA    x -> first -> [slots, columns]      y by slot       -> second -> [M, topk, K]
+    second with TMA       x -> first -> [padded, columns]     y by expert     -> second -> [M, topk, K]
+
+So a pair is two kernels that belong together (`worker/triton_configs/pair.py`). Either can be measured for itself, in
+the order of experts (`MoeProblem.part`; `pair_search.py` does). Imports torch and triton.
 """
 
 from __future__ import annotations
@@ -15,9 +20,9 @@ from typing import Any
 import torch
 
 from worker.families import SGLANG
-from worker.triton_configs.pair import ROWS, TMA, split_pair
+from worker.triton_configs.pair import BLOCK_SIZE_M, USE_TMA, split_pair, without_tma
 from worker.triton_configs.serving_engine import KernelLaunch, taking_quantized
-from worker.tuners.engines.moe import MoeSource, sort_slots_by_expert
+from worker.tuners.engines.moe import MoeSource, launcher_arguments, sort_slots_by_expert
 from worker.tuners.engines.moe_problem import MOST_ROWS, MoeInputs, MoeProblem
 from worker.tuners.engines.source import Operands
 from worker.tuners.search.source import Call
@@ -48,9 +53,9 @@ class SglangMoeSource(MoeSource):
     def space(self, problem: MoeProblem, target: Target) -> Space:
         """One config for both products; of a part also TMA, without which the second one needs no padding."""
         space = MoeSource.space(self, problem, target)
-        knobs = {**space.knobs, ROWS: BLOCKS_M}
+        knobs = {**space.knobs, BLOCK_SIZE_M: BLOCKS_M}
         if problem.part:
-            knobs[TMA] = (True,) if problem.part == "down" else (False, True)
+            knobs[USE_TMA] = (True,) if problem.part == "down" else (False, True)
         return replace(space, knobs=knobs)
 
     def has_pairs(self, target: Target) -> bool:
@@ -61,65 +66,68 @@ class SglangMoeSource(MoeSource):
         return MoeSource.needed_bytes(self, problem) + padded
 
     def operands(self, inputs: MoeInputs) -> Operands:
-        """SGLang sorts slots into one expert more than there are, for those of other ranks, and rounds their number up
-        to 4 (moe_align_block_size.py)."""
+        """The tensors of `inputs`, and what SGLang makes of their routing for each BLOCK_SIZE_M: `slots64`, `owners64`,
+        `padded64` (see `sort_slots_by_expert`), and y with its scales in the order of these slots, `y64`, `ys64`."""
         problem = inputs.problem
         ids = inputs.experts_of_tokens
         operands = {**inputs.tokens, **inputs.weights, "ids": ids}
         for block in BLOCKS_M:
+            # SGLang sorts into one expert more than there are, for slots of other ranks, and rounds the number of slots
+            # up to 4 (moe_align_block_size.py)
             slots, owners, padded = sort_slots_by_expert(ids, block, problem.layer.e + 1)
             slots = torch.nn.functional.pad(slots, (0, -len(slots) % 4), value=problem.slots)
-            for name, tensor in (("slots", slots), ("owners", owners), ("padded", padded)):
-                operands[f"{name}{block}"] = tensor
+            operands |= {f"slots{block}": slots, f"owners{block}": owners, f"padded{block}": padded}
             for name in ("y", "ys"):
                 rows = inputs.tokens.get(name)
                 if rows is not None and rows.dim() == 2:
-                    operands[f"{name}{block}"] = _sorted_rows(rows, operands[f"slots{block}"], problem, block)
+                    operands[f"{name}{block}"] = _sorted_rows(rows, slots, problem, block)
         return operands
 
     def launches(
         self, problem: MoeProblem, values: Values, operands: Operands, out: torch.Tensor
     ) -> list[KernelLaunch]:
-        import triton.language as tl
-
-        up, down = entries_of(problem, values)
-        block = up[ROWS]
-        is_padded = is_first_padded(problem, values)
-        is_fp8 = problem.scale != "none"
+        engine = self.engine()
         get = operands.get
-        routing = [operands[name] for name in ("scores", "ids", f"slots{block}", f"owners{block}", f"padded{block}")]
-        first_out, second_out = _outputs(problem, out, block, is_padded)
-        y = operands[f"y{block}"] if is_padded else operands["y"]
+        up, down = product_entries(problem, values)
+        block = up[BLOCK_SIZE_M]
+        is_padded = is_first_padded(problem, values)
+        x = operands["x"]
+        x_scales = get("xs")
+        y = operands["y"]
         y_scales = get("ys")
         if is_padded:
-            y_scales = get(f"ys{block}", y_scales)
-        scales = {id(operands["x"]): get("xs"), id(y): y_scales}
-
-        def start(product: int, rows: torch.Tensor, to: torch.Tensor, entry: Values, **tma: bool) -> None:
-            config = {key: value for key, value in entry.items() if key != TMA}
-            is_second = product == 2
-            self.engine().moe.invoke_fused_moe_kernel(
-                *(rows, operands[f"w{product}"], None, to, scales[id(rows)], get(f"s{product}"), None, *routing),
-                *(is_second, 1 if is_second else problem.layer.topk, config),
-                compute_type=tl.bfloat16,
-                use_fp8_w8a8=is_fp8,
-                use_int8_w8a8=False,
-                use_int8_w8a16=False,
-                use_int4_w4a16=False,
-                per_channel_quant=False,
-                block_shape=list(problem.layer.block) if problem.layer.block else None,
-                **tma,
-            )
+            y = operands[f"y{block}"]
+            y_scales = get(f"ys{block}", y_scales)  # one scale for all of y has no order
+        for_both = {"topk_weights": operands["scores"], "topk_ids": operands["ids"], "bias": None, "B_zp": None}
 
         def start_products() -> None:
             if problem.part != "down":
-                start(1, operands["x"], first_out, up, b_use_tma=bool(up.get(TMA)), c_sorted=is_padded)
+                engine.moe.invoke_fused_moe_kernel(
+                    A=x,
+                    A_scale=x_scales,
+                    C=_first_out(problem, out, block, is_padded=is_padded),
+                    config=without_tma(up),
+                    b_use_tma=bool(up.get(USE_TMA)),
+                    c_sorted=is_padded,
+                    **launcher_arguments(problem, 1, operands, block),
+                    **for_both,
+                )
             if problem.part != "up":
-                start(2, y, second_out, down, a_use_tma=is_padded, b_use_tma=is_padded)
+                engine.moe.invoke_fused_moe_kernel(
+                    A=y,
+                    A_scale=y_scales,
+                    C=_second_out(problem, out),
+                    config=without_tma(down),
+                    a_use_tma=is_padded,
+                    b_use_tma=is_padded,
+                    **launcher_arguments(problem, 2, operands, block),
+                    **for_both,
+                )
 
-        with taking_quantized(self.engine().moe, lambda rows: scales[id(rows)]):
-            launches = self.engine().launches(self.op, start_products)
-        self.engine().moe.clear_b_tma_desc_cache()  # it would keep the weights of earlier problems
+        row_scales = {id(x): x_scales, id(y): y_scales}
+        with taking_quantized(engine.moe, lambda rows: row_scales[id(rows)]):
+            launches = engine.launches(self.op, start_products)
+        engine.moe.clear_b_tma_desc_cache()  # it would keep the weights of earlier problems
         return launches
 
     def launch(
@@ -129,28 +137,28 @@ class SglangMoeSource(MoeSource):
         calls = MoeSource.launch(self, problem, candidate, operands, out)
         if problem.part == "down" or not is_first_padded(problem, candidate.values):
             return calls
-        block = candidate.number(ROWS)
-        padded_out, _ = _outputs(problem, out, block, True)
-        in_order, _ = _outputs(problem, out, block, False)
+        block = candidate.number(BLOCK_SIZE_M)
+        padded_out = _first_out(problem, out, block, is_padded=True)
+        out_by_slot = _first_out(problem, out, block, is_padded=False)
         slots = operands[0][f"slots{block}"].long()
         places = (slots < problem.slots).nonzero().flatten()
 
         def checked() -> None:
             calls[0]()
-            in_order[slots[places]] = padded_out[places]
+            out_by_slot[slots[places]] = padded_out[places]
 
         return [checked, *calls[1:]]
 
 
-def entries_of(problem: MoeProblem, values: Values) -> tuple[Values, Values]:
+def product_entries(problem: MoeProblem, values: Values) -> tuple[Values, Values]:
     """The configs of both products; of a part its own for either."""
     return (values, values) if problem.part else split_pair(values)
 
 
 def is_first_padded(problem: MoeProblem, values: Values) -> bool:
     """True if the first output lies in the order of experts, because the second product loads it through TMA."""
-    _, down = entries_of(problem, values)
-    return bool(problem.part or down.get(TMA))
+    _, down = product_entries(problem, values)
+    return bool(problem.part or down.get(USE_TMA))
 
 
 def _sorted_rows(rows: torch.Tensor, slots: torch.Tensor, problem: MoeProblem, block: int) -> torch.Tensor:
@@ -160,12 +168,18 @@ def _sorted_rows(rows: torch.Tensor, slots: torch.Tensor, problem: MoeProblem, b
     return with_zeros[slots[: problem.padded_rows(block)].long()].view(rows.dtype)
 
 
-def _outputs(problem: MoeProblem, out: torch.Tensor, block: int, is_padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The outputs of both products, of which a part has its own alone; a padded first one lies behind them."""
-    sizes = [problem.slots * problem.products[place][0] for place in problem.measured_products]
+def _first_out(problem: MoeProblem, out: torch.Tensor, block: int, *, is_padded: bool) -> torch.Tensor:
+    """The output of the first product: [slots, columns] in front of the second one's, or if it is padded to tiles of
+    `block` rows, [padded rows, columns] behind both."""
     columns = problem.products[0][0]
-    second = out[sum(sizes) - sizes[-1] : sum(sizes)].view(problem.m, problem.layer.topk, -1)
     if not is_padded:
-        return out[: sizes[0]].view(problem.slots, -1), second
+        return out[: problem.slots * columns].view(problem.slots, columns)
     rows = problem.padded_rows(block)
-    return out[sum(sizes) :][: rows * columns].view(rows, columns), second
+    return out[problem.output_size :][: rows * columns].view(rows, columns)
+
+
+def _second_out(problem: MoeProblem, out: torch.Tensor) -> torch.Tensor:
+    """The output of the second product, [M, topk, columns]: the last of those that are not padded."""
+    columns = problem.products[1][0]
+    start = problem.output_size - problem.slots * columns
+    return out[start : problem.output_size].view(problem.m, problem.layer.topk, columns)

@@ -49,26 +49,31 @@ def warps_factor(config: TileConfig, target: Target) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProblem(Problem):
-    """A layer at one M. `label`: as of a Point; `captured`: tokens of each expert in routings that a server had."""
+    """A layer at one M."""
 
     layer: Layer
     label: str = ""
+    """The routing of a mixture of experts, as of a Point."""
     captured: tuple[tuple[int, ...], ...] = ()
+    """Tokens of each expert, in each of the routings that a server had."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSource(KernelSource):
-    """Kernels of one kind of layer (`op`: as `Layer.op`) of the engine in a folder, on a device. An M is measured at
-    each of `labels`, and searched at those of `searched`; rows are of the first. Where there are several, the winner of
-    a range has the least worst regret. `prefix`: of the configs' names."""
+    """Kernels of one kind of layer of the engine in the folder `root`, on a device."""
 
     root: str
     device: EngineDevice
 
     op: ClassVar[str]
+    """As `Layer.op`."""
     prefix: ClassVar[str] = ENGINE
+    """The beginning of the configs' names."""
     labels: ClassVar[tuple[str, ...]] = ("",)
+    """An M is measured at each of these, and its rows are of the first. If there are several, the config of a range has
+    the least worst regret."""
     searched: ClassVar[tuple[str, ...]] = ("",)
+    """An M is searched at each of these."""
 
     @abstractmethod
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> LayerProblem:

@@ -51,18 +51,24 @@ class PointTime:
 
 @dataclass(slots=True)
 class PointTask:
-    """A point of a bucket. `shape`: the one of its M, or that in whose name it is measured. `today`: the config that it
-    has now; `search`: None where it is only compared."""
+    """A point of a bucket: what is asked for, its search if it has one, and what was measured."""
 
     point: Point
     shape: SpecShape
+    """The shape of its M, or that in whose name it is measured."""
     problem: Any
     today: TileConfig
+    """The config that it has now."""
     search: ShapeTask | None = None
-    explored: list[int] = field(default_factory=list)  # candidates of the search that come behind the seeds
-    leaders: list[TileConfig] = field(default_factory=list)  # what was kept of its search
-    times: dict[str, PointTime] = field(default_factory=dict)  # final times by the config's name
+    """None where it is only compared."""
+    explored: list[int] = field(default_factory=list)
+    """Candidates of the search that come behind the seeds."""
+    leaders: list[TileConfig] = field(default_factory=list)
+    """The configs that were kept of its search."""
+    times: dict[str, PointTime] = field(default_factory=dict)
+    """Final times by the config's name."""
     rounds: int = 0
+    """Rounds of its ranking."""
 
     @property
     def today_us(self) -> float:
@@ -325,14 +331,18 @@ class BucketSearch:
     def _settle_with(self, task: PointTask, name: str, winner: str, measured: Sequence[PointTask]) -> None:
         """Settle a point's shape with the time of a config. `winner`: "" if today's configs stay."""
         config = self.configs[name]
-        time = task.times[name]
-        today = f"today's {task.today_us:.4g} us" if task.today_us > 0 else "today's does not run"
-        detail = f"{self.name}: {time.us:.4g} us, {today}"
-        if not winner:
-            detail += "; left as it is"
-        row = candidate_row(config, task.problem, "ok", time.us, time.err, time.spread, task.rounds, detail)
+        row = self.verdict_row(task, config, is_change=bool(winner))
         self.file.seeds.add_winner(task.problem, config)
         self.file.settle_shape(task, {**row, "triton_config": self.document(winner, task, measured)})
+
+    def verdict_row(self, task: PointTask, config: TileConfig, *, is_change: bool) -> Row:
+        """The row of a point's shape with the time of a config; `is_change`: it replaces today's."""
+        time = task.times[config.name]
+        today = f"today's {task.today_us:.4g} us" if task.today_us > 0 else "today's does not run"
+        detail = f"{self.name}: {time.us:.4g} us, {today}"
+        if not is_change:
+            detail += "; left as it is"
+        return candidate_row(config, task.problem, "ok", time.us, time.err, time.spread, task.rounds, detail)
 
     def name_if_unchanged(self, task: PointTask) -> str:
         """The config whose time a point's row has where nothing is changed."""
@@ -347,27 +357,26 @@ class BucketSearch:
         for other in tasks:
             if other.today.values not in old_values:
                 old_values.append(other.today.values)
-        points = []
+        points: list[list[Any]] = []
         for other, caller in itertools.product(tasks, ("", *self.file.callers)):
-            new = None
-            if winner:
-                new = other.times.get(replace(self.configs[winner], caller=caller).name)
-            if caller and new is None:
+            us, err = self._rounded_time_of_winner(winner, other, caller)
+            if caller and us < 0:
                 continue
-            points.append(
-                [
-                    other.point.m,
-                    other.point.weight,
-                    round(other.us_of(replace(other.today, caller=caller).name), 4),
-                    round(new.us, 4) if new else -1.0,
-                    round(new.err, 6) if new else 1.0,
-                    old_values.index(other.today.values),
-                    caller,
-                ]
-            )
+            old_us = round(other.us_of(replace(other.today, caller=caller).name), 4)
+            old_place = old_values.index(other.today.values)
+            points.append([other.point.m, other.point.weight, old_us, us, err, old_place, caller])
         values = self.configs[winner].values if winner else None
         document = {**self.file.facts, **self.facts, "values": values, "old": old_values, "points": points}
         return json.dumps(document, separators=(",", ":"))
+
+    def _rounded_time_of_winner(self, winner: str, task: PointTask, caller: str) -> tuple[float, float]:
+        """Microseconds and errRatio of the winner at a point through an operator; (-1, 1) if there is none."""
+        if not winner:
+            return -1.0, 1.0
+        time = task.times.get(replace(self.configs[winner], caller=caller).name)
+        if time is None:
+            return -1.0, 1.0
+        return round(time.us, 4), round(time.err, 6)
 
     def _rank(self, task: PointTask, search: ProblemSearch, indexes: set[int], candidates: ShapeTask) -> None:
         """Times of these and today's at one point, one sample of each a round.

@@ -81,28 +81,24 @@ QUICK = Effort(max_samples=7, target=0.01, leaders=4, within=0.03, sustained_lea
 
 @dataclass(slots=True)
 class ShapeTask:
-    """A problem that is to be searched: its candidates with their estimates, and how they are compiled.
-
-    `shape`: the one in whose name rows are emitted. `always`: candidates that are measured though others are the same
-    machine code. `quiet`: no rows are emitted.
-    """
+    """A problem that is to be searched: its candidates with their estimates, and how they are compiled."""
 
     shape: SpecShape
+    """The shape in whose name rows are emitted."""
     problem: Problem
     candidates: Sequence[Candidate]
-    jobs: Sequence[tuple[str, Any]]  # compile jobs by the names of their kernels
+    jobs: Sequence[tuple[str, Any]]
+    """The compile job of each candidate, with the name of its kernel."""
     ranker: CandidateRanker
     always: frozenset[int] = frozenset()
+    """Candidates, by index, that are measured though others are the same machine code."""
     quiet: bool = False
+    """No rows are emitted."""
 
 
 @dataclass(slots=True)
 class SearchContext:
-    """Source, processes, store and options of a search, shared by the shapes of a spec.
-
-    `spent`: seconds by kind: inputs, check, measure, and compile, in which the GPU's process had nothing to do.
-    `compiled`: the result of each compiled kernel by its name. All shapes of the tuner share it, as they share kernels.
-    """
+    """Source, processes, store and options of a search, shared by the shapes of a spec."""
 
     source: KernelSource
     target: Target
@@ -113,7 +109,9 @@ class SearchContext:
     emit: Emit
     err_limit: float
     spent: dict[str, float]
+    """Seconds by kind: inputs, check, measure, and compile, in which the GPU's process had nothing to do."""
     compiled: dict[str, CompileResult]
+    """The result of each compiled kernel by its name. All shapes of the tuner share it, as they share kernels."""
 
     def make_task(
         self,
@@ -130,7 +128,8 @@ class SearchContext:
         rules = StopRules(all=us is None or self.options.search == EXHAUSTIVE)
         ranker = CandidateRanker(us or [1.0] * len(candidates), [c.features for c in candidates], rules)
         jobs = [self.source.job(problem, candidate) for candidate in candidates]
-        return ShapeTask(shape, problem, candidates, [(repr(job), job) for job in jobs], ranker, always, quiet)
+        named_jobs = [(repr(job), job) for job in jobs]
+        return ShapeTask(shape, problem, candidates, named_jobs, ranker, always, quiet)
 
     def jobs_of(self, tasks: Sequence[ShapeTask]) -> list[tuple[str, Any]]:
         """The compile jobs of shapes whose turn has not come, one a kernel: of the candidates that come first."""

@@ -33,16 +33,19 @@ EXPLORED = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The configs of one problem. `knobs`: legal values by key, in the order of a file's keys; `plain`: what the knobs
-    that are not combined have in combinations, where it is not the first; `identity`: equal for configs that start the
-    same kernel alike; `prefix`: of the configs' names."""
+    """The configs of one problem."""
 
     knobs: Mapping[str, tuple[Any, ...]]
+    """Legal values by key, in the order of a file's keys."""
     plain: Values
+    """Values that knobs have in combinations if they are not combined, and it is not their first legal one."""
     is_legal: Callable[[TileConfig], bool]
     estimate: Callable[[TileConfig], float]
+    """The model's microseconds."""
     identity: Callable[[TileConfig], object]
+    """Equal for configs that start the same kernel alike."""
     prefix: str = CONFIG
+    """The beginning of the configs' names."""
 
     def candidates(self, seeds: Iterable[TileConfig] = (), most: int = 0) -> list[TileConfig]:
         """Legal configs without doubles in the model's order, at most `most` (0: all). Seeds, legal or not, are not
@@ -75,10 +78,12 @@ class Space:
         return self.distinct(config for config in configs if self.is_legal(config))
 
     def _combinations(self) -> Iterator[TileConfig]:
-        names = [key for key in SHAPING if key in self.knobs]
-        plain = {key: legal[0] for key, legal in self.knobs.items() if key not in SHAPING} | dict(self.plain)
-        for combination in itertools.product(*(self.knobs[key] for key in names)):
-            yield tile_config({**plain, **dict(zip(names, combination, strict=True))}, self.prefix)
+        """Each combination of the knobs of SHAPING, the others as in `plain` or at their first legal value."""
+        combined_keys = [key for key in SHAPING if key in self.knobs]
+        first_values = {key: legal[0] for key, legal in self.knobs.items() if key not in SHAPING}
+        for combination in itertools.product(*(self.knobs[key] for key in combined_keys)):
+            values = dict(zip(combined_keys, combination, strict=True))
+            yield tile_config({**first_values, **self.plain, **values}, self.prefix)
 
     def _variations(self, config: TileConfig, *, shaping: bool = True) -> Iterator[TileConfig]:
         """Configs that differ from one by another value of one knob: shaping ones by a step, the others by any."""
