@@ -147,7 +147,7 @@ def check_configs(
         if not chips:
             way_out = "give the folder that holds `aiter/`, or for an override folder its vLLM with --engine"
             raise InputError(f"{build}: holds no Triton GEMM configs; {way_out}")
-        return _check_aiter(root, chips, kinds, (sizes.get("N"), sizes.get("K")), compiling)
+        return _check_aiter(root, chips, kinds, sizes, compiling)
 
 
 def _only_project(root: Path) -> str:
@@ -161,10 +161,10 @@ def _only_project(root: Path) -> str:
 
 
 def _check_aiter(
-    root: Path, chips: Sequence[str], kinds: Sequence[ConfigKind], size: check.Size, compiling: bool
+    root: Path, chips: Sequence[str], kinds: Sequence[ConfigKind], sizes: dict[str, int], compiling: bool
 ) -> Page:
     """Check the config files of AITER for these chips."""
-    checked = [check.check(root, chip, kinds, size, compiling=compiling, progress=_progress) for chip in chips]
+    checked = [check.check(root, chip, kinds, sizes, compiling=compiling, progress=_progress) for chip in chips]
     levels = [finding.level for chip in checked for finding in chip.findings]
     errors = levels.count("error")
     warnings = levels.count("warning")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,8 +37,6 @@ ANY_SHAPE = (16, 8192, 8192)
 LDS_BYTES = {"gfx942": 65536, "gfx950": 163840, "gfx1250": 327680}
 """LDS of a compute unit; source: `_LDS_CAP_BYTES` in aiter/ops/triton/utils/_triton/arch_info.py at e4048607a5."""
 WAY_OUT = f"{INSTALL}, or leave out --compile"
-Size = tuple[int | None, int | None]
-"""N and K that are asked for, None for any."""
 
 
 def kinds_named(family: str | None) -> Sequence[ConfigKind]:
@@ -103,12 +101,13 @@ def check(
     root: Path,
     gfx: str,
     kinds: Sequence[ConfigKind] = KINDS,
-    size: Size = (None, None),
+    sizes: Mapping[str, int] = {},
     *,
     compiling: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> CheckedChip:
-    """Lint a chip's files, and compile their buckets if asked. With a size, only files for this size and default files.
+    """Lint a chip's files, and compile their buckets if asked. With `sizes` (N, K), only files for these and default
+    files.
 
     Raises InputError where the tree has no known loader, or there is no compiler here.
     """
@@ -116,10 +115,12 @@ def check(
         resolver = Resolver(root, gfx)
     except ResolveError as e:
         raise InputError(str(e)) from e
-    files = [file for file in list_files(resolver)[0] if file.kind in kinds and file.matches(*size)]
+    n = sizes.get("N")
+    k = sizes.get("K")
+    files = [file for file in list_files(resolver)[0] if file.kind in kinds and file.matches(n, k)]
     checked = CheckedChip(gfx, len(files), lint(resolver, files))
     if compiling:
-        checked.buckets = _compile(root, gfx, list(_buckets_to_compile(resolver, files, size)), progress)
+        checked.buckets = _compile(root, gfx, list(_buckets_to_compile(resolver, files, sizes)), progress)
         checked.findings += _compile_faults(checked.buckets, LDS_BYTES.get(gfx))
         checked.findings.sort(key=lambda finding: LEVELS.index(finding.level))
     return checked
@@ -139,7 +140,9 @@ def sizes_of(text: str | None, *forms: str) -> dict[str, int]:
     return {name: int(size) for name, size in sizes.items()}
 
 
-def _buckets_to_compile(resolver: Resolver, files: Sequence[TreeFile], size: Size) -> Iterator[CompiledBucket]:
+def _buckets_to_compile(
+    resolver: Resolver, files: Sequence[TreeFile], sizes: Mapping[str, int]
+) -> Iterator[CompiledBucket]:
     """The buckets of files, each with the shape that it is compiled for."""
     for tree_file in files:
         kind = tree_file.kind
@@ -150,7 +153,7 @@ def _buckets_to_compile(resolver: Resolver, files: Sequence[TreeFile], size: Siz
         except (ConfigFileError, OSError):
             continue  # a finding already
         any_b, any_n, any_k = ANY_SHAPE
-        b, n, k = tree_file.sizes or (None, size[0] or any_n, size[1] or any_k)
+        b, n, k = tree_file.sizes or (None, sizes.get("N", any_n), sizes.get("K", any_k))
         if not b and kind.batched:
             b = any_b
         bounds = resolver.bounds(kind)

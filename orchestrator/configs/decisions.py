@@ -6,15 +6,16 @@ A winning row carries its bucket's document (worker.protocol.ConfigRow), such as
      "points": [[16, 3, 9.6, 8.1, 0.0, 0, ""]], "shape": [null, 1280, 8192]}
 
 and `cut_winners.py` makes such documents of an engine's measured M. `parse_decision` reads one, `join_decisions` joins
-those of all rows: rows of one bucket from one attempt are one `Decision`. If attempts decided differently on a bucket
-(its group was split after a fault), it keeps what it has. `winners.py` writes and reads the files of the winners.
+those of all rows: rows of one bucket from one attempt are one `BucketDecision`. If attempts decided differently on a
+bucket (its group was split after a fault), it keeps what it has. `winners.py` writes and reads the files of the
+winners.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,22 +115,13 @@ def describe_layer(layer: Layer) -> str:
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size)
 
 
-@dataclass(slots=True)
-class Winner:
-    """A bucket's new config with what was measured of it."""
-
-    place: BucketPlace
-    values: Bucket
-    measured: list[MeasuredShape] = field(default_factory=list)
-
-
 def layers_of(measured: Iterable[MeasuredShape]) -> list[Layer]:
     """The layers of measurements, each once."""
     return list(dict.fromkeys(row.layer for row in measured if row.layer))
 
 
-class Decision(NamedTuple):
-    """The decision of one search on a bucket."""
+class BucketDecision(NamedTuple):
+    """The decision of one search on a bucket, or of all searches that agree; a winner if it changes the bucket."""
 
     place: BucketPlace
     values: Bucket
@@ -141,14 +133,14 @@ def decide_winners(
     family: Family,
     rows: Iterable[tuple[Sequence[int | str], Mapping[str, Any]]],
     points: Iterable[PointRecord] = (),
-) -> tuple[dict[BucketPlace, Winner], list[str]]:
+) -> tuple[dict[BucketPlace, BucketDecision], list[str]]:
     """(new values by bucket, sentences on buckets that were left out) of winners, (key, further fields) each, and of
     measured M.
 
     Rows without a bucket's document are left out. Ranges of a file that overlap stay as they are, and so do all of a
     file that two devices or engines measured.
     """
-    decisions: dict[str, Decision | None] = {}  # by document: rows of one bucket may have the same
+    decisions: dict[str, BucketDecision | None] = {}  # by document: rows of one bucket may have the same
     for key, fields in rows:
         text = _document_with_shape(dict(zip(family.key_names, key, strict=True)), fields.get(DOCUMENT_FIELD))
         if text not in decisions:
@@ -158,18 +150,18 @@ def decide_winners(
     return join_decisions([decision for decision in decisions.values() if decision is not None])
 
 
-def join_decisions(decisions: Sequence[Decision]) -> tuple[dict[BucketPlace, Winner], list[str]]:
+def join_decisions(decisions: Sequence[BucketDecision]) -> tuple[dict[BucketPlace, BucketDecision], list[str]]:
     """(the winner of each bucket on which all searches agree, sentences on the other buckets)."""
-    by_place: dict[BucketPlace, list[Winner]] = {}
-    for place, values, measured in decisions:
-        candidates = by_place.setdefault(place, [])
-        same = next((winner for winner in candidates if winner.values == values), None)
-        if same is None:
-            same = Winner(place, values)
-            candidates.append(same)
-        same.measured += measured
+    by_place: dict[BucketPlace, list[BucketDecision]] = {}
+    for decision in decisions:
+        candidates = by_place.setdefault(decision.place, [])
+        same = next((candidate for candidate in candidates if candidate.values == decision.values), None)
+        if same:
+            same.measured.extend(decision.measured)
+        else:
+            candidates.append(decision._replace(measured=list(decision.measured)))
     clashes = _find_clashes([decision.place for decision in decisions])
-    winners: dict[BucketPlace, Winner] = {}
+    winners: dict[BucketPlace, BucketDecision] = {}
     notes: list[str] = []
     for place, candidates in by_place.items():
         if len(candidates) > 1:
@@ -196,10 +188,10 @@ def _find_clashes(places: Sequence[BucketPlace]) -> dict[BucketPlace, BucketPlac
     return clashes
 
 
-def _without_repeated_rows(winner: Winner) -> Winner:
+def _without_repeated_rows(winner: BucketDecision) -> BucketDecision:
     """The winner with one row for each shape: the shape's own, which has its count, before one of a bound."""
     rows = best_by_key(winner.measured, lambda r: (r.b, r.n, r.k, r.m, r.caller), lambda r: r.count == 0)
-    return Winner(winner.place, winner.values, [rows[shape] for shape in sorted(rows)])
+    return winner._replace(measured=[rows[shape] for shape in sorted(rows)])
 
 
 def _document_with_shape(key: Mapping[str, int | str], text: Any) -> str:
@@ -210,7 +202,7 @@ def _document_with_shape(key: Mapping[str, int | str], text: Any) -> str:
         return ""
 
 
-def parse_decision(text: str, line: int = 0) -> Decision | None:
+def parse_decision(text: str, line: int = 0) -> BucketDecision | None:
     """The decision in a document, or None if it holds no decision."""
     try:
         document = json.loads(text)
@@ -229,7 +221,7 @@ def parse_decision(text: str, line: int = 0) -> Decision | None:
             return None
     except (ValueError, TypeError, KeyError, IndexError):
         return None
-    return Decision(place, values, measured)
+    return BucketDecision(place, values, measured)
 
 
 def _measured_shape(
@@ -256,6 +248,7 @@ def _measured_shape(
 
 
 def _engine_place(document: Mapping[str, Any]) -> BucketPlace:
+    """The place of a document with a layer. Raises ValueError, TypeError and KeyError."""
     first = int(document["first"])
     last = int(document["last"])
     key = int(document["key"])
@@ -273,6 +266,7 @@ def _engine_place(document: Mapping[str, Any]) -> BucketPlace:
 
 
 def _aiter_place(document: Mapping[str, Any]) -> BucketPlace:
+    """The place of a document with a kind. Raises ValueError, TypeError and KeyError."""
     kind = BY_NAME[document["kind"]]
     arch = str(document["arch"])
     bucket = document["bucket"]

@@ -3,7 +3,8 @@
 `merge_run` opens the tree of each device (`ConfigTree`), plans the new text of each file, proves that the project reads
 the files as we do, writes them under the journal (`journal.py`), and proves them again. It writes all files or none: it
 refuses if one winner does not hold, because its old config is no longer the tree's, an M would become slower, a key is
-missing, or the project's own function does not give what was planned.
+missing, or the project's own function does not give what was planned. Only a publication may leave out the files that
+do not hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from orchestrator import __version__
 from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupTrial
-from orchestrator.configs.decisions import MeasuredShape, Winner
+from orchestrator.configs.decisions import BucketDecision, MeasuredShape
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
 from orchestrator.configs.winners import TABLE, WinnerFile, engine_of_winners, read_winners
@@ -240,7 +241,8 @@ def _journal_entry(
     return entry
 
 
-def _measurements(winner: Winner) -> list[list[Any]]:
+def _measurements(winner: BucketDecision) -> list[list[Any]]:
+    """A row `[B, N, K, M, count, old us, new us, caller]` for each: `[null, 1280, 8192, 16, 3, 9.6, 8.1, ""]`."""
     return [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
 
 

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.configs.decisions import (
+    BucketDecision,
     BucketPlace,
-    Decision,
     MeasuredShape,
-    Winner,
     decide_winners,
     join_decisions,
     layers_of,
@@ -50,7 +49,7 @@ class WinnerFile:
     """The file in the run's folder."""
     place: BucketPlace
     """The place of one of them; all are of one device and kind."""
-    winners: dict[str, Winner] = field(default_factory=dict)
+    winners: dict[str, BucketDecision] = field(default_factory=dict)
     """By bucket."""
 
     @property
@@ -146,7 +145,7 @@ def read_winners(run: Path) -> list[WinnerFile]:
             f"{run}: holds no {AITER_FOLDER}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner"
             " has one"
         )
-    decisions: list[Decision] = []
+    decisions: list[BucketDecision] = []
     faults = Faults(table)
     for text, line in _documents_in(table).items():
         decision = parse_decision(text, line)

@@ -75,8 +75,11 @@ class EngineFile(FileSearch):
         options = context.options
         assert isinstance(options, EngineOptions)
         self._captured = options.captured
-        self._labels = measured_labels(seeds.source, options)
-        self._searched_labels = searched_labels(seeds.source, options)
+        self._labels = with_captured(seeds.source.labels, options)
+        searched = seeds.source.searched
+        if options.captured and len(searched) > 1:
+            searched = searched[:-1]  # captured routings take the place of the last
+        self._searched_labels = with_captured(searched, options)
         self._configs: dict[str, TileConfig] = {}  # the file's, by name
         self._keys_won: dict[str, set[int]] = {}  # searched M at which a config, by its name, was among the fastest
         self._searched: set[int] = set()  # M that were searched
@@ -253,22 +256,12 @@ class EngineFile(FileSearch):
         return self._spaces[m].estimate(tile_config(json.loads(name), self.source.prefix))
 
 
-def measured_labels(source: EngineSource, options: EngineOptions) -> tuple[str, ...]:
-    """The labels at which each M of a file is measured."""
+def with_captured(drawn: tuple[str, ...], options: EngineOptions) -> tuple[str, ...]:
+    """The labels of drawn routings, and that of captured ones beside or instead of them, as the options say."""
     if not options.captured:
-        return source.labels
+        return drawn
     if options.captured_only:
         return (CAPTURED,)
-    return (*source.labels, CAPTURED)
-
-
-def searched_labels(source: EngineSource, options: EngineOptions) -> tuple[str, ...]:
-    """The labels at which a key is searched. Captured routings take the place of the last of several drawn ones."""
-    if not options.captured:
-        return source.searched
-    if options.captured_only:
-        return (CAPTURED,)
-    drawn = source.searched[:-1] or source.searched
     return (*drawn, CAPTURED)
 
 

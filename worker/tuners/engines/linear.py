@@ -48,8 +48,7 @@ class LinearSource(EngineSource):
 
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> LayerProblem:
         m, n, k = (size_of(key, column) for column in "MNK")
-        layer = Layer("linear", n, k, dtype="fp8_w8a8", block=BLOCK)
-        return LayerProblem(family, 1, m, n, k, fp8_of(gfx), layer=layer)
+        return LayerProblem(family, 1, m, n, k, fp8_of(gfx), layer=Layer.from_key(key))
 
     def with_sizes(self, layer: Layer, sizes: Sequence[int]) -> Layer:
         return replace(layer, n=sizes[0], k=sizes[1])

@@ -65,13 +65,8 @@ class MoeSource(EngineSource):
             raise UnsupportedError(f"topk is {topk}, of {experts} experts")
         if n % multiple or k % multiple:
             raise UnsupportedError(f"inter_dim and model_dim must be multiples of {multiple} here")
-        block = (SCALE_BLOCK, SCALE_BLOCK) if scale == "block" else None
-        dtype = fp8_of(gfx)
-        dtype_in_file = "fp8_w8a8"
-        if scale == "none":
-            dtype = "bfloat16"
-            dtype_in_file = ""
-        layer = Layer("moe", n, k, experts, topk, dtype_in_file, block)
+        dtype = "bfloat16" if scale == "none" else fp8_of(gfx)
+        layer = Layer.from_key(key)
         gated = flag_of(key, "use_g1u1")
         return MoeProblem(family, 1, m, n, k, dtype, scale=scale, layer=layer, gated=gated, stored=experts)
 
@@ -96,12 +91,16 @@ class MoeSource(EngineSource):
         )
 
     def compile_problem(self, problem: MoeProblem) -> MoeProblem:
-        """One expert's weights are enough to compile with, as far as they are not small. From a number of tokens on all
-        M are sorted and specialised alike."""
+        """The problem with fewer experts' weights, as many as make no small tensor (SMALL_BYTES), and at a lesser M.
+
+        Large M are sorted and specialised alike, but Triton looks whether 16 divides a size. So each of them has the
+        kernels of the least large M with the same rest by 16.
+        """
         smaller_weight_bytes = min(n * k for n, k in problem.products) * problem.bits // 8
         experts = problem.layer.e
         stored = min(experts, -(-SMALL_BYTES // smaller_weight_bytes))
-        least_m = 16 * -(-max(BLOCKS_M[-1], experts, self.alike_from) // 16)
+        alike_from = max(BLOCKS_M[-1], experts, self.alike_from)
+        least_m = 16 * -(-alike_from // 16)
         m = problem.m
         is_small = max(problem.x_bytes, problem.out_bytes) < SMALL_BYTES
         if m >= least_m and experts % 16 == 0 and is_small:

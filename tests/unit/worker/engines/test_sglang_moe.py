@@ -129,12 +129,14 @@ class PairedDevice(StandIn):
         return ""
 
     def timer(self, loaded: Any) -> Timer:
-        values = loaded.candidate.values
+        return Timer(self.us(loaded.candidate.values))
+
+    def us(self, values: dict[str, Any]) -> float:
         up, down = (values, values) if self.part else split_pair(values)
         rows_off = abs(up["BLOCK_SIZE_M"] - 64) / 64
         up_us = 20 + 2 * rows_off + (up["BLOCK_SIZE_N"] != 128) + (not up.get("USE_TMA"))
         down_us = 15 + 2 * rows_off + (down["BLOCK_SIZE_N"] != 64) - 6 * bool(down.get("USE_TMA"))
-        return Timer({"up": up_us, "down": down_us}.get(self.part, up_us + down_us))
+        return float({"up": up_us, "down": down_us}.get(self.part, up_us + down_us))
 
 
 def serve(conn: Any) -> None:
@@ -156,6 +158,38 @@ def test_a_pair_of_one_block_size_m_is_found_and_measured_as_one_call(
     assert (down["BLOCK_SIZE_M"], down["BLOCK_SIZE_N"], down["USE_TMA"]) == (64, 64, True)
     (tuned,) = [m["row"] for m in messages if m["type"] == "shape_tuned"]
     assert tuned["us"] == pytest.approx(30.0, abs=0.1), "one config for both products takes 37"
+
+
+class SkewedDevice(PairedDevice):
+    """The same, but the fastest rows are slow where few experts get most tokens."""
+
+    def prepare(self, problem: Any, seed: int, rotate_bytes: int, tick: object) -> str:
+        self.is_skewed = problem.label == "zipf1.5"
+        return super().prepare(problem, seed, rotate_bytes, tick)
+
+    def us(self, values: dict[str, Any]) -> float:
+        slow_us = 25.0 if self.is_skewed and values["BLOCK_SIZE_M"] == 64 else 0.0
+        return super().us(values) + slow_us
+
+
+def serve_skewed(conn: Any) -> None:
+    MeasuringServer(conn, lambda: SkewedDevice({}, "")).serve()
+
+
+def test_what_leads_at_one_routing_is_measured_beside_todays_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_file, "LEAST_EXTRA_S", 0.0)
+    monkeypatch.setattr(engine_file, "EXTRA_SHARE", 0.0)
+    key = {**KEY, **BF16, "token": 1024, "expert": 32, "inter_dim": 1792, "model_dim": 2048, "topk": 4}
+    source = SglangMoeSource(str(tree("sglang")), H200)
+    messages = search_file(tmp_path, source, serve_skewed, "fmoe", [SpecShape(1, key)])
+    records = [PointRecord.from_document(m["point"]) for m in messages if m["type"] == "point_timed"]
+    times = {r.label: {time.name: time for time in r.times} for r in records if r.m == 1024}
+    fastest = min(times["uniform"].values(), key=lambda time: time.us)
+    skewed = times["zipf1.5"][fastest.name]
+    assert skewed.us > 1.5 * min(time.us for time in times["zipf1.5"].values())
+    assert skewed.high_us < 1.005 * skewed.us, "else it would be known to 1 % alone"
 
 
 CODE = """
