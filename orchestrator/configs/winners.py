@@ -1,9 +1,9 @@
 """The winning configs of a run as files: `write_winners` writes them from its ledger into `configs/`, and
 `read_winners` reads them there for a merge (docs/reference/files.md).
 
-`decisions.py` decides on each bucket. For AITER a bucket is one of its files', in `configs/aiter/`. For an engine it is
-the M that one key serves, in `configs/vllm/`. The table `tuned.csv` beside the files has a line for each measurement,
-which ends with the document of its row. A merge reads these documents alone:
+`decisions.py` decides on each bucket: of an AITER file, in `configs/aiter/`, one of its buckets of M (`M_LEQ_16`); of
+an engine's file, in `configs/vllm/`, the range of M that one key serves. The table `tuned.csv` beside the files has a
+line for each measurement, which ends with the document of its row. A merge reads these documents alone:
 
     file,bucket,shape,M,caller,count,old_us,new_us,err_ratio,document
     gfx950-GEMM-A16W16-N=1280-K=8192.json,M_LEQ_16,N=1280 K=8192,16,,3,9.6,8.1,0.0,"{""kind"": ""a16w16"", ...}"
@@ -69,7 +69,7 @@ class WinnerFile:
 
     @property
     def shape(self) -> tuple[int | None, int, int]:
-        """(B, N, K) of the first measurement; every one's where the file is not the default."""
+        """(B, N, K) of the first measurement. All have the same, except in AITER's default file."""
         first = self.measured[0]
         return first.b, first.n, first.k
 
@@ -94,7 +94,7 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
         text = json.dumps(buckets, indent=4) + "\n" if is_engine else text_of_buckets(buckets)
         write_atomic(folder / name, text)
     for path in folder.glob("*.json"):
-        if path.name not in files:  # of an earlier export
+        if path.name not in files:  # an earlier export's: the folder has nothing but what is written here
             path.unlink()
     lines = [_table_line(place, row) for place, winner in winners.items() for row in winner.measured]
     write_csv(folder / TABLE, COLUMNS, lines)

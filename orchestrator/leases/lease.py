@@ -39,20 +39,21 @@ class EndCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One grant. If the scheduler starts a job again elsewhere, the old lease has ended and a new one begins.
-
-    `id`: its name in the scheduler's commands: a job, an array task or a pod. `host`: the physical machine, "" while it
-    is queued. `why`: the scheduler's words on its state, such as "Priority, expected start 14:20". `ends_at`: epoch
-    seconds of its time limit. `cause`: why it ended, if it has. `way`: options by which its source reaches it.
-    """
+    """One grant. If the scheduler starts a job again elsewhere, the old lease has ended and a new one begins."""
 
     id: str
+    """Its name in the scheduler's commands: a job, an array task or a pod."""
     state: LeaseState
     host: str = ""
+    """The physical machine, "" while it is queued."""
     why: str = ""
+    """The scheduler's words on its state, such as "Priority, expected start 14:20"."""
     ends_at: float | None = None
+    """Epoch seconds of its time limit."""
     cause: EndCause | None = None
+    """The cause of its end, if it has ended."""
     way: tuple[str, ...] = ()
+    """Of Slurm: the options of srun that reach a step within it."""
 
 
 class LeaseSource(Protocol):
@@ -82,7 +83,8 @@ class LeaseSource(Protocol):
         """The tar that an ended lease left, with events/ and logs/ of its node folders, or None."""
 
     def forget(self) -> None:
-        """Remove what ended leases of the run left outside themselves. Raises NodeError if a lease has not ended."""
+        """Remove what the ended leases of the run left behind on shared disks. Raises NodeError if a lease has not
+        ended."""
 
     def close(self) -> None:
         """Close the connection to the scheduler; the leases stay."""

@@ -123,7 +123,7 @@ class Ingest:
     """
 
     def __init__(self, ledger: Ledger, state: State) -> None:
-        from pydantic_core import from_json  # here: who only reads a ledger needs no decoder of records
+        from pydantic_core import from_json  # not at the top: a command that only reads a ledger decodes no records
 
         self._decode = from_json
         self._ledger = ledger
@@ -153,7 +153,8 @@ class Ingest:
     def feed(self, node: str, slot: str, data: bytes) -> tuple[list[ev.Event], int]:
         """Read the bytes after those of the last call (after a restart: after the ledger's offset).
 
-        Returns the events, and by how many bytes the slot's offset moved on: up to the last whole line.
+        Returns the events, and by how many bytes the slot's offset moved on: up to the end of the last line. A line
+        that is longer than a record may be counts as ended where the data ends.
         """
         buffer = self._torn.pop((node, slot), b"") + data
         lines, consumed = split_lines(buffer)

@@ -480,11 +480,14 @@ def _row(raw: Any) -> ProfileRow:
     return ProfileRow(id_, attempt, shape, tuple(json.loads(key)), node, slot, t, bool(winner), gfx, cu_num, note, row)
 
 
-UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
+MAY_HAVE_UNSETTLED = ("planned", "preparing", "running", "interrupted", "cancelled")
+"""States of a run in which shapes may be neither tuned nor skipped nor failed."""
 
 
 def reconcile(ledger: LedgerReader) -> list[str]:
-    """Sentences about what does not add up. [] if total = tuned + skipped + failed (+ pending while not finished)."""
+    """Sentences about what does not add up in a run's ledger, [] if all does: a tuned shape has a valid row of its
+    attempt, a failed one a reason, rows are of shapes that their attempt had, the numbers of shapes add up, and a
+    finished run has settled all of them."""
     state = ledger.replayed
     counts = ledger.counts()
     with_row = {winner.shape for winner in ledger.winners()}
@@ -501,6 +504,6 @@ def reconcile(ledger: LedgerReader) -> list[str]:
             faults.append(f"there are rows of shape {id_} in attempt {name}, which does not have it")
     if counts.total != counts.settled + counts.running + counts.pending or counts.pending < 0:
         faults.append(f"{counts.total} shapes requested, but {counts}")
-    if ledger.state not in UNFINISHED and counts.settled != counts.total:
+    if ledger.state not in MAY_HAVE_UNSETTLED and counts.settled != counts.total:
         faults.append(f"the run is {ledger.state}, but {counts.total - counts.settled} shapes are not settled")
     return faults

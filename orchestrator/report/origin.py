@@ -14,8 +14,8 @@ from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.report.measured import Winner
 from worker.text import and_more
 
-MOST_DEVICES = 64
-"""Most lines of devices; each has all slots with the same facts."""
+MOST_DEVICE_LINES = 64
+"""The page has at most this many lines of devices. Slots with the same device and software share a line."""
 Pairs = list[list[str]]
 """Pairs of text, such as [["run", "20261129-1"], ["begun", "2026-11-29 10:00:00 UTC"]]."""
 
@@ -67,11 +67,12 @@ def stamp(t: float) -> str:
 
 
 def _devices(slots: Sequence[SlotInfo]) -> Pairs:
-    """Devices and software with their slots. Slots with the same facts share a line."""
-    places: dict[str, list[str]] = {}
+    """Lines of slots and their device with its software."""
+    slots_by_device: dict[str, list[str]] = {}
     for slot in slots:
-        places.setdefault(_describe_device(slot), []).append(f"{slot.node}/{slot.slot}")
-    return [[and_more(names, 4), device] for device, names in list(places.items())[:MOST_DEVICES]]
+        slots_by_device.setdefault(_describe_device(slot), []).append(f"{slot.node}/{slot.slot}")
+    lines = [[and_more(names, 4), device] for device, names in slots_by_device.items()]
+    return lines[:MOST_DEVICE_LINES]
 
 
 def _describe_device(slot: SlotInfo) -> str:

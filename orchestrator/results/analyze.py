@@ -210,7 +210,7 @@ def _new_row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | s
 
 
 def _missing_rows(rows: Sequence[Row], sources: InputTables) -> list[Row]:
-    """The requested shapes that no file has, on the device of the others if that is one."""
+    """The requested shapes that no file has; their device is that of all others, if those have one alone."""
     measured = {tuple(row["key"].values()) for row in rows}
     devices = {(row["gfx"], row["cu_num"]) for row in rows}
     gfx, cu_num = devices.pop() if len(devices) == 1 else ("", None)

@@ -199,7 +199,8 @@ def _candidate_columns(chunk: pd.DataFrame, family: Family) -> dict[str, Any]:
 
 
 def _adopt_unknown_device(best: pd.DataFrame, wrong: pd.DataFrame, family: Family, notes: list[str]) -> None:
-    """Give the rows without gfx and cu_num the device of the others if that is one. Adds a note on what was done."""
+    """Give the rows without gfx and cu_num the device of all others, if those have one alone. Adds a note on what was
+    done."""
     devices = {(gfx, cu_num or None) for gfx, cu_num in best[DEVICE].drop_duplicates().itertuples(index=False)}
     devices -= {("", None)}
     unknown = best[_has_no_device(best)][list(family.key_names)].drop_duplicates()

@@ -1,9 +1,9 @@
-"""The GEMMs that a server makes of a model's weights: which neighbours are one, and which part of it a rank has.
+"""The GEMMs that a server makes of a model's weights: which weights it joins into one, and which part of it a rank has.
 
-The only knowledge of models that is ours. Names of modules decide: a block is a module that holds projections, such as
-`self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no form, or
-that has such a block within it, is unknown: its weights are named and not listed, because a server may fuse with them
-what we do not know.
+All that gemmfleet itself knows of models is here. Names of modules decide: a block is a module that holds projections,
+such as `self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no
+form, or that has such a block within it, is unknown: its weights are named and not listed, because a server may fuse
+with them what we do not know.
 
 M is the number of tokens, N output features, K input features. How a rank has its part of a GEMM:
 

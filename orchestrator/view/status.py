@@ -47,13 +47,15 @@ class NodeStatus:
     tuned: int = 0
     failed: int = 0
     detail: str = ""
+    """The reason for its state: of the node, else of one of its slots."""
     log: list[str] = field(default_factory=list)
     """Last lines of its log."""
     lease: str = ""
-    """If the node is a lease: the scheduler's id of it. `host`: its machine. `ends_at`: when its time limit ends it."""
+    """If the node is a lease: its id in the scheduler."""
     host: str = ""
+    """The machine of a lease."""
     ends_at: float = 0.0
-    """Epoch seconds, 0 for never."""
+    """Epoch seconds at which the time limit of a lease ends it; 0: never."""
     live: Document | None = None
     """Answer of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not polled.
     """
@@ -80,8 +82,9 @@ class RunStatus:
     rate_per_min: float | None = None
     """Shapes tuned per minute, over the last minutes."""
     eta_s: float | None = None
+    """Estimated seconds until the end."""
     eta_range_s: tuple[float, float] | None = None
-    """In nine of ten runs the end comes between these."""
+    """The end comes between these in nine of ten runs."""
     started: float | None = None
     """Time at which the run was requested."""
     worked_s: float | None = None

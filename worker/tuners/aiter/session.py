@@ -1,4 +1,4 @@
-"""The AITER of a slot from the tuner's start to its end (`Session`), and all that shapes of a family need (`Job`).
+"""The AITER of a slot as one process of the tuner has it (`Session`), and what its shapes of a family need (`Job`).
 
 tuner.py makes the session when it opens, and a job of it for each group. image.py reads the image, modules.py keeps
 its built modules, workarounds.py mends a scratch copy of its tree.
@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that shapes of a family are tuned with."""
+    """The parts of AITER, the options and the limits with which the shapes of one family are tuned."""
 
     image: AiterImage
     slot: Path
@@ -73,7 +73,8 @@ class Job:
 
 @dataclass(slots=True)
 class Session:
-    """The slot's AITER from the tuner's start to its end."""
+    """The slot's AITER, for as long as the tuner's process lives. After a fault the agent starts another process, and
+    that makes a session of its own."""
 
     image: AiterImage
     """With its own tree, which is never changed."""
@@ -130,8 +131,9 @@ class Session:
         return tuple(by_name.values())
 
     def job(self, family: Family, options: AiterOptions, keys: Iterable[Mapping[str, object]] = ()) -> Job:
-        """The job for shapes of these keys, with the limits of gemmfleet's own tiny shapes. Raises OSError, LookupError
-        if the tree has no script of the family."""
+        """The job for shapes of these keys. Its limits of time are those of the small shapes that gemmfleet runs for
+        itself; for a user's group tuner.py replaces them. Raises OSError, LookupError if the tree has no script of the
+        family."""
         image = self.adapted(family, keys)
         script = image.script(family)
         assert script is not None  # else `refusal` says so
