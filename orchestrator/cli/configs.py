@@ -151,8 +151,8 @@ def check_configs(
 
 
 def _only_project(root: Path) -> str:
-    """Return the project whose configs lie in a folder, "aiter" if there are none. Raises InputError if there are
-    several."""
+    """Return the project whose configs lie in a folder; "aiter" if it holds no configs. Raises InputError if it holds
+    those of several projects."""
     projects = ["aiter"] if (root / CONFIGS).is_dir() else []
     projects += [package.project for package in packages_in(root)]
     if len(projects) > 1:

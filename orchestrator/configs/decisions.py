@@ -48,15 +48,15 @@ class BucketPlace(NamedTuple):
     """`M_LEQ_16`; of an engine `M=57-80`."""
     device: EngineDevice
     kind: Any = None
-    """Of AITER's files: the `ConfigKind`."""
+    """The `ConfigKind` of AITER's files, None for an engine."""
     is_default: bool = False
-    """Of AITER's files: it is the default file."""
+    """True for AITER's default file."""
     key: int = 0
-    """Of an engine: the key of the entry. 0 for AITER."""
+    """The key of an engine's entry; 0 for AITER, as `first` and `last`."""
     first: int = 0
-    """Of an engine: the first M of the range."""
+    """The first M that the entry serves."""
     last: int = 0
-    """Of an engine: the last M of the range."""
+    """The last M that the entry serves."""
     engine: MeasuredEngine = MeasuredEngine("", "", "")
 
     def clashes_with(self, other: BucketPlace) -> bool:
@@ -92,7 +92,7 @@ class MeasuredShape:
     document: str
     """The document that it was read from."""
     layer: Layer | None
-    """Of an engine."""
+    """The layer of an engine, None for AITER."""
 
     @property
     def sizes(self) -> str:

@@ -54,7 +54,7 @@ class RunMachines:
     facts: Mapping[str, NodeFacts]
     nodes: list[NodePlan]
     usable: list[NodePlan]
-    """Those of `nodes` that can be used."""
+    """The part of `nodes` that can be used."""
     pools: list[Node]
     """Pools that can be used."""
     occupied: list[str]

@@ -25,7 +25,7 @@ from worker.text import uncoloured
 LOG_LINES = 3
 """Last lines of a node's log that the status shows."""
 TAIL_BYTES = 8192
-"""They are looked for in so much of its end."""
+"""The last lines are looked for in this many bytes at the end of the log."""
 
 
 def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
@@ -116,7 +116,7 @@ def _facts_now(facts: NodeFacts, run: str) -> dict[str, Any]:
 
 
 def _tail(paths: RunPaths, node: str) -> list[str]:
-    """The last lines of a node's log, [] if there is none."""
+    """The last lines of a node's log; [] if the node has no log yet."""
     try:
         with paths.log(node).open("rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - TAIL_BYTES))

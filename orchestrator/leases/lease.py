@@ -53,7 +53,7 @@ class Lease:
     cause: EndCause | None = None
     """The cause of its end, if it has ended."""
     way: tuple[str, ...] = ()
-    """Of Slurm: the options of srun that reach a step within it."""
+    """The options by which Slurm's srun starts a step within it; () for a pod."""
 
 
 class LeaseSource(Protocol):

@@ -2,7 +2,7 @@
 
 controller/node_reports.py calls `NodeLog.add` with each chunk. The length of the file is committed together with the
 offsets of the streams. Bytes beyond the committed length were written by a controller that died before its commit; they
-are cut off, because the stream delivers them again. What a stream of records becomes is in ingest.py.
+are cut off, because the stream delivers them again. Streams of records are read by ingest.py.
 """
 
 from __future__ import annotations

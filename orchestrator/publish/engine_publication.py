@@ -119,7 +119,7 @@ class EnginePublication:
     refused: list[str] = field(default_factory=list)
     """The reasons why files were left out."""
     missing_scripts: list[str] = field(default_factory=list)
-    """The engine's own scripts that the checkout lacks."""
+    """Scripts of SCRIPTS that the checkout lacks."""
 
     @property
     def branch_words(self) -> list[str]:

@@ -29,7 +29,7 @@ class FactNames(NamedTuple):
     in_text: Mapping[str, str]
     """Fields of a record, and their names in the text."""
     needed: Sequence[str]
-    """Those of the fields that a review asks for."""
+    """The fields that a review asks for."""
 
 
 class Evidence(NamedTuple):

@@ -151,15 +151,26 @@ def nothing_to_publish(published: Published, reasons: Sequence[str]) -> InputErr
     )
 
 
+def _public_words(request: PublishRequest) -> list[str]:
+    """The words of the command, the checkout by its name alone: a public text does not show the folders of this
+    machine."""
+    words = [str(word) for word in request.argv]
+    name = request.onto.resolve().name
+    for place, word in enumerate(words):
+        if word.startswith("--onto="):
+            words[place] = f"--onto={name}"
+        elif place and words[place - 1] == "--onto":
+            words[place] = name
+    return words
+
+
 def _write_text(request: PublishRequest, publication: Publication, published: Published) -> None:
     """Write the pull request's text."""
     evidence = publication.evidence(request)
     published.missing = evidence.missing
     commands = list(evidence.commands)
     if request.argv:
-        # a public text does not show the folders of this machine
-        words = [str(word).replace(str(request.onto), request.onto.name) for word in request.argv]
-        commands.append(f"gemmfleet {shlex.join(words)}")
+        commands.append(f"gemmfleet {shlex.join(_public_words(request))}")
     values = {
         "out": published,
         "model": request.model,

@@ -199,7 +199,7 @@ def packages_in(root: Path) -> list[EnginePackage]:
 def locate_engine(root: Path, project: str | None = None) -> EnginePackage:
     """The package in a folder (`packages_in`). `project`: the one to take of several.
 
-    Raises ServingEngineError if `root` holds no engine, or several of which none is named.
+    Raises ServingEngineError if `root` holds no engine, and if it holds both and `project` names neither.
     """
     packages = packages_in(root)
     if project and len(packages) > 1:

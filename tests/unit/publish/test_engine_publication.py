@@ -4,6 +4,7 @@ in this process; nothing here needs a GPU."""
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,18 @@ def test_the_branch_has_the_files_and_the_text_has_each_measured_m(tmp_path: Pat
     alone = publish(moe, "--onto", vllm, "--branch", "moe")
     assert list(alone["files"]) == [MOE_FILE]
     assert "linear" not in alone["body"]
+
+
+@pytest.mark.parametrize("words", [["--onto", "."], ["--onto=."], ["--onto", "../vllm"]])
+def test_the_text_names_the_checkout_and_no_folder_of_this_machine(
+    tmp_path: Path, vllm: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    run = engine_run(tmp_path / "v0.3", MOE, H200, OF_MOE)
+    monkeypatch.chdir(vllm)
+    monkeypatch.setattr(sys, "argv", ["gemmfleet", "publish", "../v0.3", *words, "--model", "Qwen3.5"])
+    shown = [word.replace("../vllm", ".").replace(".", "vllm") for word in words]
+    document = publish(run, *words)
+    assert f"gemmfleet publish ../v0.3 {' '.join(shown)} --model Qwen3.5\n" in document["body"]
 
 
 def test_a_new_file_of_experts_names_its_triton_as_others_do(tmp_path: Path, vllm: Path) -> None:

@@ -182,7 +182,7 @@ class MoeSource(EngineSource):
 
 def launcher_arguments(problem: MoeProblem, product: int, operands: Operands, block: int) -> dict[str, Any]:
     """Arguments, by name, that the launchers of both engines take alike for the first or second product: its weights,
-    the slots as sorted for tiles of `block` rows (None if vLLM does not sort them), and what the operands are."""
+    the slots as sorted for tiles of `block` rows (None if vLLM does not sort them), and the types of the operands."""
     import triton.language as tl
 
     return {

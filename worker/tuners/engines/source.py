@@ -66,7 +66,7 @@ class EngineSource(KernelSource):
     device: EngineDevice
 
     op: ClassVar[str]
-    """As `Layer.op`."""
+    """The kind of layer, as in `Layer.op`."""
     prefix: ClassVar[str] = ENGINE
     """The beginning of the configs' names."""
     labels: ClassVar[tuple[str, ...]] = ("",)

@@ -51,7 +51,7 @@ class PointTime:
 
 @dataclass(slots=True)
 class PointTask:
-    """A point of a bucket: what is asked for, its search if it has one, and what was measured."""
+    """A point of a bucket with its problem, its search if it has one, and its measurements."""
 
     point: Point
     shape: SpecShape
@@ -370,7 +370,7 @@ class BucketSearch:
         return json.dumps(document, separators=(",", ":"))
 
     def _rounded_time_of_winner(self, winner: str, task: PointTask, caller: str) -> tuple[float, float]:
-        """Microseconds and errRatio of the winner at a point through an operator; (-1, 1) if there is none."""
+        """Microseconds and errRatio of the winner at a point through an operator; (-1, 1) without a winner."""
         if not winner:
             return -1.0, 1.0
         time = task.times.get(replace(self.configs[winner], caller=caller).name)

@@ -143,16 +143,22 @@ def serve(conn: Any) -> None:
     MeasuringServer(conn, lambda: PairedDevice({}, "")).serve()
 
 
-def test_a_pair_of_one_block_size_m_is_found_and_measured_as_one_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def search_at_1024(folder: Path, monkeypatch: pytest.MonkeyPatch, server: Any) -> tuple[list[Any], list[PointRecord]]:
+    """The messages of a search of all candidates for a file with M = 1024 as the workload; its records at this M."""
     monkeypatch.setattr(engine_file, "LEAST_EXTRA_S", 0.0)
     monkeypatch.setattr(engine_file, "EXTRA_SHARE", 0.0)
     key = {**KEY, **BF16, "token": 1024, "expert": 32, "inter_dim": 1792, "model_dim": 2048, "topk": 4}
     source = SglangMoeSource(str(tree("sglang")), H200)
-    messages = search_file(tmp_path, source, serve, "fmoe", [SpecShape(1, key)], search="exhaustive")
+    messages = search_file(folder, source, server, "fmoe", [SpecShape(1, key)], search="exhaustive")
     records = [PointRecord.from_document(m["point"]) for m in messages if m["type"] == "point_timed"]
-    (first, *_) = cut_ranges(unite_points(r.point for r in records if r.m == 1024))
+    return messages, [record for record in records if record.m == 1024]
+
+
+def test_a_pair_of_one_block_size_m_is_found_and_measured_as_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages, records = search_at_1024(tmp_path, monkeypatch, serve)
+    (first, *_) = cut_ranges(unite_points(record.point for record in records))
     up, down = split_pair(values_of(records)[first.config])
     assert (up["BLOCK_SIZE_M"], up["BLOCK_SIZE_N"]) == (64, 128)
     assert (down["BLOCK_SIZE_M"], down["BLOCK_SIZE_N"], down["USE_TMA"]) == (64, 64, True)
@@ -179,13 +185,8 @@ def serve_skewed(conn: Any) -> None:
 def test_what_leads_at_one_routing_is_measured_beside_todays_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_file, "LEAST_EXTRA_S", 0.0)
-    monkeypatch.setattr(engine_file, "EXTRA_SHARE", 0.0)
-    key = {**KEY, **BF16, "token": 1024, "expert": 32, "inter_dim": 1792, "model_dim": 2048, "topk": 4}
-    source = SglangMoeSource(str(tree("sglang")), H200)
-    messages = search_file(tmp_path, source, serve_skewed, "fmoe", [SpecShape(1, key)])
-    records = [PointRecord.from_document(m["point"]) for m in messages if m["type"] == "point_timed"]
-    times = {r.label: {time.name: time for time in r.times} for r in records if r.m == 1024}
+    _, records = search_at_1024(tmp_path, monkeypatch, serve_skewed)
+    times = {record.label: {time.name: time for time in record.times} for record in records}
     fastest = min(times["uniform"].values(), key=lambda time: time.us)
     skewed = times["zipf1.5"][fastest.name]
     assert skewed.us > 1.5 * min(time.us for time in times["zipf1.5"].values())
