@@ -5,6 +5,8 @@ with other operands, at M that no key knows as well (capture sizes, chunks of pr
 what the new file gives, and the best of a grid of more than a hundred configs with the file's own among them, which is
 slower than today's at no routing; the fastest of the grid interleaved with both. An M is slower by the rule of the
 product (new > 1.005 old + 0.5 us) at any routing. Times are sums over the routings; a linear layer has none.
+
+--before JSON, a raw result of `benchmarks.vllm_configs`, measures the files of an earlier tuner beside these.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,8 @@ GRIDS = {
         "GROUP_SIZE_M": (1, 32), "num_warps": (4, 8), "num_stages": (3, 4),
     },
 }  # fmt: skip
+CALLS = {"a8w8_blockscale": 24, "fmoe": 8}
+"""Calls of a graph for a quick time."""
 FINALISTS = 4
 NEARLY = 1.02
 """A config whose quick time is longer than today's by this factor is taken for slower."""
@@ -68,7 +73,8 @@ def quick_us(p: LayerProblem, configs: Sequence[Mapping[str, Any]]) -> list[floa
     us = [math.inf] * len(configs)
     for i, values in enumerate(configs):
         try:
-            calls = bench.load(config_of(values)).timed[:24]
+            timed = bench.load(config_of(values)).timed
+            calls = list(itertools.islice(itertools.cycle(timed), CALLS[p.family]))
             graph = capture(calls)
             graph.replay()
             us[i] = min(device_seconds(graph.replay, 1e-4) for _ in range(2)) / len(calls) * 1e6
@@ -78,19 +84,21 @@ def quick_us(p: LayerProblem, configs: Sequence[Mapping[str, Any]]) -> list[floa
 
 
 def row(
-    t: Tuning, key: Key, m: int, old: Mapping[str, Any], new: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]
+    t: Tuning, key: Key, m: int, entries: Mapping[str, Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """An M: sums of microseconds over the routings, of today's config, the new one and the best; -1: does not run."""
+    """An M: sums of microseconds over the routings, of today's config (`old`), the other entries (`new`, and `before`
+    where an earlier tuner has one) and the best; -1: does not run."""
     problems = [t.problem(key, m, label) for label in t.source.labels]
-    of_name = {json.dumps(config): config for config in (old, new, *configs)}
-    old_name, new_name = json.dumps(old), json.dumps(new)
+    names = {entry: json.dumps(config) for entry, config in entries.items()}
+    of_name = {json.dumps(config): config for config in (*entries.values(), *configs)}
+    old_name = names["old"]
     quick = [dict(zip(of_name, t.judge(quick_us, p, list(of_name.values())), strict=True)) for p in problems]
 
     def may_be_allowed(name: str) -> bool:
         return all(math.isinf(us[old_name]) or us[name] <= NEARLY * us[old_name] for us in quick)
 
     fastest = sorted(filter(may_be_allowed, of_name), key=lambda name: sum(us[name] for us in quick))
-    finalists = list(dict.fromkeys([old_name, new_name, *fastest[:FINALISTS]]))
+    finalists = list(dict.fromkeys([*names.values(), *fastest[:FINALISTS]]))
     measured = [t.judge(beside, p, [of_name[name] for name in finalists], 0.4) for p in problems]
     times = [dict(zip(finalists, (us for us, _ in at), strict=True)) for at in measured]
     right = [name for i, name in enumerate(finalists) if all(at[i][0] > 0 and at[i][1] <= RIGHT for at in measured)]
@@ -100,16 +108,21 @@ def row(
 
     sums = {name: sum(us[name] for us in times) for name in right}
     best = min((name for name in right if not slower_at(name)), key=lambda name: sums[name])
-    return {
-        "m": m, "old": sums.get(old_name, -1.0), "new": sums[new_name], "best": sums[best],
-        "slower": slower_at(new_name), "old_config": old, "new_config": new, "best_config": of_name[best],
-    }  # fmt: skip
+    found: dict[str, Any] = {"m": m, "best": sums[best], "best_config": of_name[best]}
+    for entry, name in names.items():
+        found |= {entry: sums.get(name, -1.0), f"{entry}_config": of_name[name]}
+    return found | {"slower": slower_at(names["new"]), "before_slower": slower_at(names.get("before", old_name))}
 
 
 def every_m(
-    t: Tuning, key: Key, workload: Sequence[int], ms: Sequence[int], configs: Sequence[Mapping[str, Any]]
+    t: Tuning,
+    key: Key,
+    workload: Sequence[int],
+    ms: Sequence[int],
+    configs: Sequence[Mapping[str, Any]],
+    before: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """A layer: seconds of its tuning, its ranges, and a row for each M."""
+    """A layer: seconds of its tuning, its ranges, and a row for each M. `before`: the ranges of an earlier tuner."""
     # a linear layer's kernels are those of M that 16 divides and of others
     for m in ms if t.family == "fmoe" else (16, 17):
         compiled(t, t.problem(key, m), configs)
@@ -121,7 +134,11 @@ def every_m(
     for m in ms:
         p = t.problem(key, m)
         old = t.engine.config(p.layer, m)
-        rows.append(row(t, key, m, old, new_at(documents, m, old), [*own, *configs]))
+        entries = {"old": old, "new": new_at(documents, m, old)}
+        if before:
+            entries["before"] = new_at(before, m, old)
+        rows.append(row(t, key, m, entries, [*own, *configs]))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     points = {record.m for record in made["records"]}
     return {
         "seconds": made["seconds"], "spent": made["spent"], "points": len(points), "judge_s": time.monotonic() - start,
@@ -131,15 +148,32 @@ def every_m(
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Ratios of new to the best, and of old to new."""
-    ratios = sorted(row["new"] / row["best"] for row in rows)
+    ratios = sorted(row["new"] / row["best"] for row in rows if row["new"] > 0)
     old = sorted(row["old"] / row["best"] for row in rows if row["old"] > 0)
-    return {
-        "m": len(rows), "slower": sum(row["slower"] > 0 for row in rows),
+    before = sorted(row["before"] / row["best"] for row in rows if row.get("before", -1.0) > 0)
+    found = {
+        "m": len(ratios), "slower": sum(row["slower"] > 0 for row in rows),
         "new_over_best": math.exp(sum(map(math.log, ratios)) / len(ratios)),
         "above_3": sum(ratio > 1.03 for ratio in ratios) / len(ratios),
         "p99": ratios[math.ceil(0.99 * len(ratios)) - 1], "worst": ratios[-1],
         "old_over_best": math.exp(sum(map(math.log, old)) / max(1, len(old))),
     }  # fmt: skip
+    if before:
+        found |= {
+            "before_over_best": math.exp(sum(map(math.log, before)) / len(before)), "before_worst": before[-1],
+            "before_above_3": sum(ratio > 1.03 for ratio in before) / len(before),
+            "before_slower": sum(row["before_slower"] > 0 for row in rows),
+        }  # fmt: skip
+    return found
+
+
+def ranges_of(raw: Mapping[str, Any], family: str, layer: str) -> list[dict[str, Any]]:
+    """The ranges of a layer in a raw result of `benchmarks.vllm_configs`; none if it is not there."""
+    if family == "fmoe":
+        made = raw.get("moe", {}).get(layer, {})
+    else:
+        made = raw.get("linear", {}).get("N={},K={}".format(*layer.split(",")), {})
+    return [{"first": first, "last": last, "values": values} for first, last, values in made.get("ranges", ())]
 
 
 def keys_of(family: str, layers: str) -> dict[str, Key]:
@@ -164,6 +198,7 @@ def main() -> int:
     options.add_argument("--drawn", type=int, default=20, help="drawn M that no key knows")
     options.add_argument("--workload", default="", help="M of the workload, with commas; default: the usual keys")
     options.add_argument("--m", default="", help="M to measure instead, with commas")
+    options.add_argument("--before", type=Path, help="a raw result of benchmarks.vllm_configs")
     options.add_argument("--seconds", type=float, default=1e9, help="begin no layer after this time")
     options.add_argument("--out", type=Path, required=True)
     args = options.parse_args()
@@ -173,6 +208,7 @@ def main() -> int:
     if args.m:
         ms = [int(m) for m in args.m.split(",")]
     workload = [int(m) for m in args.workload.split(",")] if args.workload else USUAL_KEYS
+    raw = json.loads(args.before.read_text()) if args.before else {}
     kept: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "m": ms, "layers": {}}
     configs = list(grid(args.family))
     with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
@@ -182,9 +218,10 @@ def main() -> int:
             if time.monotonic() - begun > args.seconds:
                 continue
             try:
-                made = every_m(t, key, workload, ms, configs)
+                made = every_m(t, key, workload, ms, configs, ranges_of(raw, args.family, layer))
                 made["summary"] = summary(made["rows"])
             except Exception as e:  # noqa: BLE001 - one layer's failure keeps the others
+                traceback.print_exc()
                 made = {"error": f"{type(e).__name__}: {e}", "summary": {}}
             kept["layers"][layer] = made
             line = {name: made.get(name) for name in ("error", "seconds", "spent", "points", "judge_s")}

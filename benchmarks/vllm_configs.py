@@ -62,6 +62,8 @@ LAYERS = {
     "E=512,N=128": (2048, 10),
     # Qwen3-235B-A22B-FP8 at TP 4, DeepSeek-V3 at TP 8
     "E=128,N=384,fp8": (4096, 8), "E=256,N=256,fp8": (7168, 8),
+    # Mixtral-8x7B-Instruct-FP8 at TP 8
+    "E=8,N=1792,fp8 by tensor": (4096, 2),
 }  # fmt: skip
 """Hidden size and top-k of a model that reads the file."""
 SGLANG_LAYERS = {
@@ -69,6 +71,7 @@ SGLANG_LAYERS = {
     # GLM-4.5-Air at TP 2; Qwen3-235B-A22B-FP8 at TP 4 and 2, Qwen3.5-397B-A17B-FP8 at TP 8
     "E=128,N=704": (4096, 8),
     "E=128,N=384,fp8": (4096, 8), "E=128,N=768,fp8": (4096, 8), "E=512,N=128,fp8": (4096, 10),
+    "E=8,N=1792,fp8 by tensor": (4096, 2),
 }  # fmt: skip
 """The same of SGLang's layers."""
 TUNERS: dict[str, type[EngineTuner]] = {"vllm": VllmTuner, "sglang": SglangTuner}
@@ -90,12 +93,12 @@ def moe_keys(engine: str) -> Iterator[tuple[str, str, Key]]:
     layers = SGLANG_LAYERS if engine == "sglang" else LAYERS
     for name, (hidden, topk) in layers.items():
         experts, width = (int(x) for x in re.findall(r"\d+", name)[:2])
-        fp8 = name.endswith("fp8")
-        dtype = "torch.float8_e4m3fn" if fp8 else "torch.bfloat16"
+        dtype = "torch.float8_e4m3fn" if "fp8" in name else "torch.bfloat16"
+        scales = "per_Tensor" if name.endswith("tensor") else "per_1x128" if "fp8" in name else "No"
         yield name, "fmoe", {
             "model_dim": hidden, "inter_dim": width, "expert": experts, "topk": topk, "act_type": "ActivationType.Silu",
             "dtype": "torch.bfloat16", "q_dtype_a": dtype, "q_dtype_w": dtype,
-            "q_type": "QuantType.per_1x128" if fp8 else "QuantType.No", "use_g1u1": 1, "doweight_stage1": 0,
+            "q_type": f"QuantType.{scales}", "use_g1u1": 1, "doweight_stage1": 0,
         }  # fmt: skip
 
 

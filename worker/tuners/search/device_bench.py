@@ -6,6 +6,7 @@ a thread of its own), `check`, and `timer`, whose samples it takes. `gpu_clock.p
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import time
@@ -214,13 +215,18 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for call in calls:
-                call()
-        finally:
-            graph.capture_end()
+    # The garbage of a candidate that failed may hold its graph, and to free a graph is not permitted during a capture.
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for call in calls:
+                    call()
+            finally:
+                graph.capture_end()
+    finally:
+        gc.enable()
     torch.cuda.current_stream().wait_stream(stream)
     return graph
 
