@@ -6,7 +6,6 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from orchestrator.cli.app import app
 from orchestrator.errors import OrchestratorError
 from worker.text import uncoloured
 
@@ -19,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     A user's mistake ends in a message and an exit code, never in a traceback. Raises SystemExit.
     """
     try:
+        from orchestrator.cli.app import app  # here, because Ctrl-C may come while typer is imported
+
         app(args=argv)
     except OrchestratorError as e:
         sys.stdout.flush()
