@@ -289,6 +289,21 @@ def test_a_merge_that_was_killed_between_two_files_is_undone(root: Path, tmp_pat
     assert texts(root) == before
 
 
+@pytest.mark.usefixtures("near")
+def test_undo_gives_back_line_ends_and_leaves_a_file_that_is_no_text(root: Path, tmp_path: Path) -> None:
+    path = root / CONFIGS / NAME
+    before = path.read_bytes().replace(b"\n", b"\r\n")
+    path.write_bytes(before)
+    merge_run(ran(tmp_path / "run", document()), root)
+    merged = path.read_bytes()
+    path.write_bytes(b"\xff")
+    with pytest.raises(InputError, match="was changed after the merge"):
+        undo_merge(root)
+    path.write_bytes(merged)
+    undo_merge(root)
+    assert path.read_bytes() == before
+
+
 def test_groups_of_a_run_are_joined_range_by_range(tmp_path: Path) -> None:
     wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
     slim = Layer("moe", 256, 2048, 256, 4, "fp8_w8a8", (128, 128))
