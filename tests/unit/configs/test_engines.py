@@ -304,6 +304,20 @@ def test_undo_gives_back_line_ends_and_leaves_a_file_that_is_no_text(root: Path,
     assert path.read_bytes() == before
 
 
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"1": ', "vllm 0.33.0 cannot read {path}: JSONDecodeError: "),
+        ('{"1": 5}', "{path}: the entry of 1 is no config, but 5"),
+    ],
+)
+def test_a_file_that_the_engine_cannot_read_is_named(root: Path, tmp_path: Path, text: str, fault: str) -> None:
+    path = root / CONFIGS / NAME
+    path.write_text(text)
+    assert fault.format(path=path) in refused(ran(tmp_path / "run", document()), root)
+
+
 def test_groups_of_a_run_are_joined_range_by_range(tmp_path: Path) -> None:
     wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
     slim = Layer("moe", 256, 2048, 256, 4, "fp8_w8a8", (128, 128))
