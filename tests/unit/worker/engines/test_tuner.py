@@ -98,7 +98,11 @@ def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"kind": "a16w16"}, "unknown option 'kind'"), ({"counts": {"1x2x3": -1}}, "not numbers of calls")],
+    [
+        ({"kind": "a16w16"}, "unknown option 'kind'"),
+        ({"counts": {"1x2x3": -1}}, "not numbers of calls"),
+        ({"captured_only": True}, "no captured routings; name their folder with --topk-ids DIR"),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     spec = get_tuner("vllm")
