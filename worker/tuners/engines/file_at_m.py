@@ -2,7 +2,7 @@
 
 `EngineFile` makes a `FileAtM` for each M that it measures, and calls, in this order:
 
-    measure       each routing: all configs, then the fastest and today's once more, interleaved
+    measure       each routing: the configs that may be chosen, then the fastest and today's once more, interleaved
     records       a `PointRecord` of each routing, which is sent and cut (worker/triton_configs/point_record.py)
     settle_with   only at an M of the workload: the row of its shape, with the config that the cut chose
 
@@ -49,32 +49,36 @@ class FileAtM(BucketSearch):
         self.configs |= configs
         for task in points:
             self.configs.setdefault(task.today.name, task.today)
+        self._choosable = dict(self.configs)  # today's, and those that were slower than it at no routing so far
         self._effort = effort
         self._is_quiet = quiet
 
     def measure(self) -> None:
-        """Measure all configs at each routing, the fastest and today's interleaved.
+        """Measure the configs at each routing, the fastest and today's interleaved.
 
-        Those that were among the fastest at the first routing are so at all, because a range needs a config that is
-        known beside today's at each.
+        A range gets no config that is slower than today's at any routing. So a config that is slower at one routing is
+        not measured at the next. Those that were among the fastest at the first routing are ranked at all, because a
+        range needs a config that is known beside today's at each.
         """
         leaders_of_first: set[str] = set()
         for number, task in enumerate(self.points):
             leaders = self._measure_routing(task, leaders_of_first, quiet=self._is_quiet or number > 0)
             if number == 0:
                 leaders_of_first = leaders
+            self._drop_slower_than_today(task)
 
     def _measure_routing(self, task: PointTask, always_leaders: set[str], *, quiet: bool) -> set[str]:
-        """Measure all configs at one routing; the names of those that were interleaved with today's."""
+        """Measure the configs at one routing; the names of those that were interleaved with today's."""
         if task.point.weight:
             self.file.put_in_flight(task.shape)
-        comparison = self.comparison_at(task)
+        comparison = self.comparison_at(task, list(self._choosable.values()))
         comparison.quiet = quiet
         search = ProblemSearch(self.file.context, comparison, [], self._effort)
         search.measure()
         names = [candidate.name for candidate in comparison.candidates]
         leaders = {*search.leaders(), *(i for i in search.measured if names[i] in always_leaders)}
-        self._rank(task, search, leaders, comparison)
+        if len(names) > 1:
+            self._rank(task, search, leaders, comparison)
         for i, measurement in search.measured.items():
             high_us = UNPAIRED * measurement.us
             task.times.setdefault(names[i], PointTime(measurement.us, search.errs[i], measurement.spread, high_us))
@@ -82,14 +86,23 @@ class FileAtM(BucketSearch):
             self.file.settle_shape(task, None, *search.why_none())
         return {names[i] for i in leaders}
 
+    def _drop_slower_than_today(self, task: PointTask) -> None:
+        """Drop the configs that were slower than today's at a routing, or wrong."""
+        point = self._record_of(task).point
+        for name, config in list(self._choosable.items()):
+            if name != task.today.name and not point.allows(point_name(config)):
+                del self._choosable[name]
+
     def records(self) -> Iterator[tuple[PointTask, PointRecord]]:
         """The record of each routing at which a config is right."""
         for task in self.points:
-            if not task.times:
-                continue
-            others = [name for name in task.times if name != task.today.name]
-            times = [self._time_of(task, name) for name in (task.today.name, *others)]
-            yield task, PointRecord(dict(self.file.facts), self._m, task.point.label, task.point.weight, times)
+            if task.times:
+                yield task, self._record_of(task)
+
+    def _record_of(self, task: PointTask) -> PointRecord:
+        others = [name for name in task.times if name != task.today.name]
+        times = [self._time_of(task, name) for name in (task.today.name, *others)]
+        return PointRecord(dict(self.file.facts), self._m, task.point.label, task.point.weight, times)
 
     def _time_of(self, task: PointTask, name: str) -> ConfigTime:
         values = self.configs[name].values

@@ -286,15 +286,14 @@ class BucketSearch:
         for config in task.leaders or [task.today]:
             self.configs.setdefault(config.name, config)
 
-    def comparison_at(self, task: PointTask) -> ShapeTask:
-        """All finalists at one point."""
-        configs = list(self.configs.values())
+    def comparison_at(self, task: PointTask, configs: Sequence[TileConfig]) -> ShapeTask:
+        """These configs at one point."""
         every = frozenset(range(len(configs)))
         return self.file.context.make_task(task.shape, task.problem, configs, every, quiet=True)
 
     def compare(self, task: PointTask, following: Sequence[ShapeTask]) -> bool:
         """All finalists at one point, interleaved; True where some are right."""
-        comparison = self.comparison_at(task)
+        comparison = self.comparison_at(task, list(self.configs.values()))
         search = ProblemSearch(self.file.context, comparison, following)
         search.measure()
         for why in search.failures:

@@ -193,6 +193,19 @@ def test_what_leads_at_one_routing_is_measured_beside_todays_at_all(
     assert skewed.high_us < 1.005 * skewed.us, "else it would be known to 1 % alone"
 
 
+def test_a_config_that_is_slower_at_one_routing_is_not_measured_at_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, records = search_at_1024(tmp_path, monkeypatch, serve)
+    points = {record.label: record.point for record in records}
+    first, *others = points.values()
+    choosable = {name for name in first.us if first.allows(name)}
+    assert first.today in choosable
+    assert len(choosable) < len(first.us), "else there is nothing to leave out"
+    assert others
+    assert all(set(point.us) == choosable for point in others)
+
+
 CODE = """
 import json, sys
 from dataclasses import replace
