@@ -133,10 +133,11 @@ def list_from_model(
         by_family = {gemm_family.name: model_shapes(model, gemm_family, tokens, ranks, only=only, columns=columns)}
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
+    files: list[Path | None] = []
     for name, shapes in by_family.items():
         calls, saving = pad_calls(shapes.calls, FAMILIES[name], _pad_level(pad_m, coarse))
-        file = _list_file(out, name, list(by_family))
-        _write_list(file, FAMILIES[name], force, calls, transformers=model.placed.listing.version)
+        files.append(_list_file(out, name, list(by_family)))
+        _write_list(files[-1], FAMILIES[name], force, calls, transformers=model.placed.listing.version)
         notes = [*shapes.notes, *saving]
         if not engine:
             notes += risk_notes(FAMILIES[name], calls)
@@ -148,7 +149,7 @@ def list_from_model(
     page = Page({"families": documents, "notes": engine_notes} if engine else documents[0])
     _add_summary(page, out, [*lines, *engine_notes])
     if out:
-        page.line(f"written: {out}" if len(by_family) == 1 else "written: one list per family")
+        page.line(f"written: {', '.join(map(str, files))}")
     return page
 
 
