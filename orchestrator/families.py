@@ -107,7 +107,15 @@ def check_family(spec: TunerSpec, family: str, options: Mapping[str, Any]) -> No
     if family not in known:
         reason = spec.why_not.get(family)
         fault = f"the tuner {spec.name} does not tune family {family}; it tunes {', '.join(known)}"
-        raise InputError(f"{fault}: {reason}" if reason else fault)
+        if reason:
+            raise InputError(f"{fault}: {reason}")
+        others = [name for name in built_in() if _measures_family(find_tuner(name), family)]
+        raise InputError(f"{fault} (--tuner for {family}: {', '.join(others)})")
+
+
+def _measures_family(spec: TunerSpec, family: str) -> bool:
+    """True if a tuner has kernels for the family; `replay`, which is for tests, has none."""
+    return bool(spec.software) and (spec.families is None or family in spec.families({}))
 
 
 def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:

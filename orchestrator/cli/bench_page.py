@@ -24,14 +24,14 @@ def bench_page(bench: BenchResults, state: str) -> Page:
     devices = sorted({str(stack.get("device", "")) for stack in bench.stacks.values()} - {""})
     is_on_cpu = any(str(stack.get("gfx", "")).startswith("cpu") for stack in bench.stacks.values())
     code = EXIT_CODES[state]
-    if code == 0 and (bench.measured < bench.total or bench.at_fault):
+    if code == 0 and (bench.shapes_measured < bench.total or bench.at_fault):
         code = 1
     page = Page(
         {
             "run": bench.paths.run,
             "state": state,
             "exit_code": code,
-            "shapes": {"total": bench.total, "measured": bench.measured},
+            "shapes": {"total": bench.total, "measured": bench.shapes_measured},
             "devices": devices,
             "cpu": is_on_cpu,
             "environments": bench.stacks,
@@ -60,7 +60,7 @@ def bench_page(bench: BenchResults, state: str) -> Page:
 
 def _summarize(bench: BenchResults, state: str) -> str:
     statuses = Counter(result.status for result in bench.results)
-    text = f"run {bench.paths.run} {state}: {plural(bench.total, 'shape')}, {bench.measured} with a number"
+    text = f"run {bench.paths.run} {state}: {plural(bench.total, 'shape')}, {bench.shapes_measured} with a number"
     if statuses["unstable"]:
         text += f"; {plural(statuses['unstable'], 'result')} whose runs disagree (~)"
     if statuses["short"]:
@@ -69,7 +69,7 @@ def _summarize(bench: BenchResults, state: str) -> str:
 
 
 def _next_command(bench: BenchResults, state: str) -> str:
-    if state != "finished" and bench.measured < bench.total:
+    if state != "finished" and bench.shapes_measured < bench.total:
         return f"resume {bench.paths.named}"
     measured = {result.env for result in bench.results}
     sides = [env for env in bench.stacks if env and env in measured]
@@ -106,7 +106,7 @@ def add_results(page: Page, results: Sequence[Result]) -> None:
 
 def missing_results(found: Sequence[Result]) -> list[dict[str, Any]]:
     """Return why backends have no result, with the number of shapes of each reason."""
-    counts = Counter((r.env, r.backend, r.status, r.detail) for r in found if not r.measured)
+    counts = Counter((r.env, r.backend, r.status, r.detail) for r in found if not r.is_measured)
     return [
         {"env": env, "backend": backend, "status": status, "shapes": n, "detail": detail}
         for (env, backend, status, detail), n in counts.items()
@@ -116,7 +116,7 @@ def missing_results(found: Sequence[Result]) -> list[dict[str, Any]]:
 def _cell(result: Result | None, best: Result | None) -> Cell:
     if result is None:
         return ""
-    if result.measured:
+    if result.is_measured:
         mark = "" if result.status == "ok" else "~"
         return f"{result.tflops:.4g}{mark}", "bold" if result is best else ""
     return ("-", "dim") if result.status in HARMLESS else (result.status, "red")

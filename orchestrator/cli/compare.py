@@ -85,7 +85,7 @@ def compare(
         under_test=under_test or [],
         other_gpu=other_gpu,
         rule_only=rule_only,
-        again=str(again or ""),
+        again_file=str(again or ""),
     )
     page = Page(document, document["exit_code"])
     add_comparison(page, document)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import typer
@@ -69,7 +70,7 @@ def merge_configs(
     if merged.proof:
         page.line(f"proven by {merged.proof}: {plural(merged.lookups, 'lookup')} as planned, neighbours as before")
     if merged.changes:
-        page.line(f"{command(f'configs undo {into}')} takes it back")
+        page.line(f"{command(f'configs undo {quote(str(into))}')} takes it back")
     page.aside(*(f"note: {note}" for note in merged.notes))
     return page
 
@@ -80,7 +81,8 @@ def _origin_of(change: FileChange) -> str:
         return "changed"
     if change.source == change.path:
         return "new; every other M gets the default as before"
-    return f"new; other buckets copied from {change.source.name}"
+    is_same_name = change.source.name == change.path.name  # of an override folder and its package
+    return f"new; other buckets copied from {change.source if is_same_name else change.source.name}"
 
 
 def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="The tree of the merge.")]) -> Page:

@@ -75,11 +75,15 @@ def publish(
 
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
+    if not model.strip():
+        raise InputError("--model is empty: name the model, such as deepseek-ai/DeepSeek-V3")
     paths = [_path_of(source, runs) for source in sources]
     nodes = _words_for_nodes(paths[0], inventory) if verify or inventory else None
     publication = _open_publication(paths, family)
     if nodes and isinstance(publication, EnginePublication):
         raise InputError("--verify, --inventory: for AITER's rows; an engine's own look-up is asked in any case")
+    if family and isinstance(publication, EnginePublication):
+        raise InputError("--family: for AITER's tables; name the engine's runs that are to be published")
     branch = branch or default_branch(model, publication.branch_words)
     request = PublishRequest(
         paths,

@@ -137,10 +137,12 @@ def list_from_model(
         raise InputError([f"no shape of family {family} in the config files that {engine} looks up", *engine_notes])
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
+    files: list[Path | None] = []
     for name, shapes in lists.items():
         of_family = FAMILIES[name]
         calls, saving = pad_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
-        _write_list(_list_file(out, name, list(lists)), of_family, force, calls, model.placed.listing.version)
+        files.append(_list_file(out, name, list(lists)))
+        _write_list(files[-1], of_family, force, calls, model.placed.listing.version)
         size = len(calls)
         notes = [*shapes.notes, *saving]
         if not engine:
@@ -152,7 +154,7 @@ def list_from_model(
     page = Page({"families": documents, "notes": engine_notes} if engine else documents[0])
     _add_summary(page, out, [*lines, *engine_notes])
     if out:
-        page.line(f"written: {out}" if len(lists) == 1 else "written: one list per family")
+        page.line(f"written: {', '.join(map(str, files))}")
     return page
 
 

@@ -64,7 +64,7 @@ def check(
     Raises ServingEngineError, ForeignCodeError."""
     if override and package.project != "vllm":
         engine = f"{package.folder} is of {package.project}"
-        raise ServingEngineError(f"{OVERRIDE} is vLLM's, and {engine}: name a vLLM with --engine")
+        raise ServingEngineError(f"only override folders of vLLM ({OVERRIDE}) can be checked, and {engine}")
     files = [file for file in config_files(package, override) if _is_asked_for(file, device, sizes)]
     if not files:
         raise ServingEngineError(

@@ -76,6 +76,8 @@ def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
             raise InputError(f"{e}{hint}") from e
         if engine and (into / package.name).exists():
             raise InputError(f"--into {into}: holds an engine itself; leave out --engine, or name an override folder")
+        if engine and package.name == "sglang" and into.is_dir() and not (into / "configs").is_dir():
+            raise InputError(f"--into {into}: SGLang reads {into / 'configs'}, which is no folder: make it first")
         yield EngineTarget(package, into.resolve() if engine else package)
 
 

@@ -41,8 +41,8 @@ class NotedFile(NamedTuple):
     """The hash of its text after the merge."""
 
     def text(self) -> str | None:
-        """The text that it has now."""
-        return self.path.read_text() if self.path.exists() else None
+        """The text that it has now, with its own line ends; other bytes than UTF-8 are replaced."""
+        return self.path.read_bytes().decode(errors="replace") if self.path.exists() else None
 
     def is_foreign(self, text: str | None) -> bool:
         """True if the file was changed after the merge: its text is neither the one before nor the merge's."""

@@ -182,7 +182,9 @@ def _changes_of(tree: ConfigTree, winner_file: WinnerFile, plan: FilePlan) -> It
     if plan.beside:
         texts.append(plan.beside)
     for source, target, text in texts:
-        before = target.read_text() if target == source and target.exists() else None
+        before = None
+        if target == source and target.exists():
+            before = target.read_bytes().decode()  # with its line ends, so that `configs undo` gives back every byte
         yield FileChange(winner_file, target, source, before, text, tree.readers(winner_file))
 
 

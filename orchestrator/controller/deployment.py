@@ -24,7 +24,7 @@ from orchestrator.inventory.load import limit, load_inventory, resolved
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.references import value_hider
 from orchestrator.machines.admission import NodeAdmission
-from orchestrator.machines.check_script import script
+from orchestrator.machines.check_script import render_script
 from orchestrator.machines.facts import load_facts, save_facts
 from orchestrator.machines.gpu_names import refuse_one_gpu_twice
 from orchestrator.machines.node_check import check_nodes
@@ -108,7 +108,7 @@ def make_driver(
         transport,
         engine,
         mode_of(node, config.busy),
-        script(resolved(node), brief=True),
+        render_script(resolved(node), brief=True),
         lambda facts: gpus_of(node, facts),
         config.run,
         first_s=context.settings.timeouts.busy,

@@ -18,7 +18,7 @@ from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.lease import Lease, LeaseSource, LeaseState
 from orchestrator.leases.lease_lifecycle import Pool, ReadyNode
-from orchestrator.machines.check_script import ARGV, TIMEOUT_S, script
+from orchestrator.machines.check_script import ARGV, TIMEOUT_S, render_script
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.node_check import NodeReport, check_node
 from orchestrator.machines.node_link import ssh_transport
@@ -117,7 +117,7 @@ def _check_lease(node: Node, source: LeaseSource, lease: Lease, run: str) -> tup
     try:
         transport.connect()
         began = time.time()
-        done = transport.run(ARGV, stdin=script(resolved(node)), timeout=TIMEOUT_S)
+        done = transport.run(ARGV, stdin=render_script(resolved(node)), timeout=TIMEOUT_S)
     except BaseException:
         transport.close()
         raise

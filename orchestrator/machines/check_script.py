@@ -1,7 +1,14 @@
 """The check script: asks a node for its facts (facts.py), and reads the answer.
 
-The script (templates/check.sh.j2) prints key=value lines. It runs as `sh -s` with the script on standard input, so it
-leaves nothing on the node. Its answer is data from a node: we cap and clean it and never trust it.
+The script (templates/check.sh.j2) runs as `sh -s` with the script on standard input, so it leaves nothing on the node.
+Its answer is data from a node: we cap and clean it and never trust it. It prints lines such as
+
+    cores=128
+    gpu.0.gfx_target_version=90500              amdgpu's and amdkfd's files, by the number of the GPU
+    gpu.0.sensor.junction=41000
+    lock.held=20261129-101500-3f9a/n1/gpu-0     one line for each, as all keys of LISTS
+
+A caller renders the script, has a transport run it as ARGV, and gives the answer to `read_facts`.
 """
 
 from __future__ import annotations
@@ -35,20 +42,20 @@ DEFAULT_WORKDIR = "~/.gemmfleet"
 
 
 class Fact(NamedTuple):
-    """A fact that one shell command prints. `now`: it changes while nodes work, so polls ask for it too."""
+    """A fact that one shell command prints. `changes`: it does while nodes work, so polls ask for it too."""
 
     name: str
     command: str
-    now: bool = False
+    changes: bool = False
 
 
 FACTS = (
-    Fact("clock", "date +%s", now=True),
+    Fact("clock", "date +%s", changes=True),
     Fact("host", "uname -n"),
     Fact("kernel", "uname -sr"),
     Fact("machine", "uname -m"),
     Fact("user", "id -un 2>/dev/null || id -u"),
-    Fact("cores", "nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null", now=True),
+    Fact("cores", "nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null", changes=True),
     Fact("memory_kb", r"sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null"),
     # the folder for runs: $near is the nearest folder that exists, $mounted the mount point of its file system
     Fact("workdir", 'printf %s "$workdir"'),
@@ -79,10 +86,10 @@ def python_of(node: Node) -> str | None:
     return sys.executable if node.is_here and not engine.runs_images and not engine.enter else None
 
 
-def script(node: Node, *, brief: bool = False, sysfs: str = "/sys", dev: str = "/dev") -> bytes:
+def render_script(node: Node, *, brief: bool = False, sysfs: str = "/sys", dev: str = "/dev") -> bytes:
     """The check script for a node whose references are resolved. `sysfs` and `dev`: other roots, for tests.
 
-    `brief`: only facts that change while nodes work (GPUs, containers, living workers). That is much faster.
+    `brief`: only what changes while nodes work (GPUs, containers, living workers). That is much faster.
     """
     engine = find_engine(node.engine)
     devices = node.docker.devices
@@ -91,7 +98,7 @@ def script(node: Node, *, brief: bool = False, sysfs: str = "/sys", dev: str = "
         "check.sh.j2",
         {
             "brief": brief,
-            "facts": [fact._asdict() for fact in FACTS if fact.now or not brief],
+            "facts": [fact._asdict() for fact in FACTS if fact.changes or not brief],
             "sys": sysfs,
             "dev": dev,
             "locks": LOCKS,
@@ -175,7 +182,7 @@ def _amd_gpu(raw: dict[str, str]) -> Gpu:
     """A GPU from the files of the amdgpu and amdkfd drivers in sysfs, by their names; `sensor.`, `process.` and `ras.`
     begin the names of several."""
     numbers = {name: number for name, text in raw.items() if (number := whole_number(text)) is not None}
-    sensors = _below(numbers, "sensor.")
+    sensors = _with_prefix(numbers, "sensor.")
     power_uw = sensors.pop("power", None)
     simds_per_cu = numbers.get("simd_per_cu")
     modes = (raw.get("current_compute_partition"), raw.get("current_memory_partition"))
@@ -194,12 +201,12 @@ def _amd_gpu(raw: dict[str, str]) -> Gpu:
         memory_total=numbers.get("mem_info_vram_total"),
         temperature_c={label: value / 1000 for label, value in sensors.items()},  # the kernel counts in 0.001 C
         power_w=None if power_uw is None else power_uw / 1e6,
-        uncorrectable=_uncorrectable_errors(_below(raw, "ras.")),
-        processes=_below(numbers, "process."),
+        uncorrectable=_uncorrectable_errors(_with_prefix(raw, "ras.")),
+        processes=_with_prefix(numbers, "process."),
     )
 
 
-def _below(values: Mapping[str, V], prefix: str) -> dict[str, V]:
+def _with_prefix(values: Mapping[str, V], prefix: str) -> dict[str, V]:
     """The values whose key begins with the prefix, without it."""
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 

@@ -19,7 +19,7 @@ from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import HostKeyError, NoUsableNodeError, OrchestratorError
 from orchestrator.inventory.load import check_references, load_inventory, resolved
 from orchestrator.inventory.model import Node
-from orchestrator.machines.check_script import ARGV, TIMEOUT_S, read_facts, script
+from orchestrator.machines.check_script import ARGV, TIMEOUT_S, read_facts, render_script
 from orchestrator.machines.facts import NodeFacts, gpus_in_words
 from orchestrator.machines.gpu_names import gpus_with_two_names
 from orchestrator.machines.node_link import login_line, transport_to
@@ -193,7 +193,7 @@ def chips_of(inventory: Path) -> set[tuple[str, int]]:
 
 def _check(node: Node, runs: Path, accept_new_host_keys: bool) -> NodeReport:
     try:
-        check_script = script(resolved(node))
+        check_script = render_script(resolved(node))
         with _TURNS, connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
             began = time.time()
             done = transport.run(ARGV, stdin=check_script, timeout=TIMEOUT_S)

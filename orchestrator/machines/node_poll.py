@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory.load import resolved
-from orchestrator.machines.check_script import ARGV, read_facts, script
+from orchestrator.machines.check_script import ARGV, read_facts, render_script
 from orchestrator.machines.facts import NodeFacts
 from orchestrator.machines.node_link import engine_of, transport_to
 from orchestrator.machines.node_plan import NodePlan, node_of
@@ -88,7 +88,7 @@ class NodePoll:
         node = node_of(self._plan)
         transport = transport_to(node, patient=False, connect_s=self._limit_s - MARGIN_S)
         transport.connect()
-        return Connection(transport, engine_of(self._plan, transport), script(resolved(node), brief=True))
+        return Connection(transport, engine_of(self._plan, transport), render_script(resolved(node), brief=True))
 
     def _answer_for(self, error: OrchestratorError) -> NodeAnswer:
         has_greeted = isinstance(error, SlowError) or (isinstance(error, UnreachableError) and error.greeted)

@@ -62,7 +62,10 @@ class Checkout:
 
     def refuse(self, branch: str, base: str, *, refresh: bool) -> None:
         """Raise InputError where a branch cannot be made, or holds commits that would be lost when it is made again."""
-        self.git("check-ref-format", "--branch", branch)
+        try:
+            self.git("check-ref-format", "--branch", branch)
+        except InputError as e:
+            raise InputError(f"{e}; name another with --branch") from None
         where = f"{self.folder}: {branch}"
         if not self.git("for-each-ref", f"refs/heads/{branch}").strip():
             if refresh:
@@ -71,7 +74,7 @@ class Checkout:
         if not refresh:
             raise InputError(f"{where} is there: --refresh makes it again on the newer base, --branch names another")
         if f"branch refs/heads/{branch}\n" in self.git("worktree", "list", "--porcelain"):
-            raise InputError(f"{where} is checked out; switch to another branch, such as main, first")
+            raise InputError(f"{where} is checked out; switch to another branch first")
         commits = self.git("log", "--format=%h %s%x1f%B%x00", f"refs/heads/{branch}", "--not", base).split("\0")
         foreign = [c.partition("\x1f")[0].strip() for c in commits if c.strip() and TRAILER not in c]
         if foreign:

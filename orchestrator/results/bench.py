@@ -2,7 +2,8 @@
 
 `BenchResults.of_run` makes them at the end of a run; `write` writes the files. (A bench of images has a run for each
 pass: `bench/image_passes.py` calls `settled_rows` for each and `join_runs` for all.) A side is a software stack or a
-config set; a run, in this module, is one measurement of a backend on a shape. The files are:
+config set; in a bench without sides there is one, named "". A run, in this module, is one measurement of a backend on a
+shape: a row of the ledger. The files are:
 
 - bench.csv: a row for each shape and side, the columns of the runbook first, then those of other backends;
 - bench_runs.csv: a row for each run;
@@ -37,23 +38,25 @@ RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_u
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a backend on a shape. `us` is the mean of the runs that agree, 0 if there is no number (`detail`
-    says why); `tflops` and `bw` (GB/s) are for that time.
-
-    `env`: the name of the side, "" without sides. `spread`: (max - min) / mean of those runs. `samples`: how many runs
-    were taken. `runs`: (number, us) of all. `op`, `kernel`, `timer`: as the worker reports them.
-    """
+    """The result of a backend on a shape. `op`, `kernel`, `timer`, `aiter_config`: as the worker reports them."""
 
     shape: int
+    """The number of the shape in the bench, from 1."""
     key: Key
     env: str
+    """The name of the side."""
     backend: str
     status: str
     us: float = 0.0
+    """The mean of the runs that agree, 0 if there is no number; `detail` says why."""
     tflops: float = 0.0
+    """For that time, as `bw`."""
     bw: float = 0.0
+    """GB/s."""
     spread: float = 0.0
+    """(max - min) / mean of the runs that agree."""
     samples: int = 0
+    """Runs that were taken."""
     err: float | None = None
     op: str = ""
     kernel: str = ""
@@ -62,10 +65,11 @@ class Result:
     node: str = ""
     slot: str = ""
     runs: tuple[tuple[int, float], ...] = ()
+    """(number, us) of all runs."""
     aiter_config: str = ""
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         return self.status in MEASURED
 
 
@@ -91,12 +95,12 @@ class BenchResults:
     @property
     def at_fault(self) -> bool:
         """True if a backend failed: by a fault, a wrong result or a hang, but not by being absent."""
-        return any(not result.measured and result.status not in HARMLESS for result in self.results)
+        return any(not result.is_measured and result.status not in HARMLESS for result in self.results)
 
     @property
-    def measured(self) -> int:
+    def shapes_measured(self) -> int:
         """The number of shapes with a time."""
-        return len({result.shape for result in self.results if result.measured})
+        return len({result.shape for result in self.results if result.is_measured})
 
     def write(self) -> None:
         """Write all files. Raises OSError."""
@@ -105,8 +109,8 @@ class BenchResults:
         for number, (side, stack) in enumerate(self.stacks.items(), 1):
             results = [result for result in self.results if result.env == side]
             if not side or not results:
-                continue  # without --env and --config-set there is one stack, named ""
-            measured = [result for result in results if result.measured]
+                continue
+            measured = [result for result in results if result.is_measured]
             _write(self.paths.root / f"{side}.csv", _side_rows(measured, self.family))
             places = join_records({"node": r.node, "slot": r.slot, "timer": r.timer} for r in measured)
             record = make_record(self.paths.run, side, number, stack, {"node": "", "slot": "", "timer": ""} | places)
@@ -128,11 +132,8 @@ def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
 
 
 def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -> list[Result]:
-    """A result for each shape, side and backend, in this order; the sides in the order of `sides`, the backends as they
-    are usually listed.
-
-    Rows of several passes are one result. If one pass has no time, the result has none.
-    """
+    """A result for each shape, side and backend, in this order; the sides in the order of `sides`, the backends in that
+    of BENCHED. Rows of several passes are one result. If one pass has no time, the result has none."""
     groups: dict[tuple[Key, str, str], list[ProfileRow]] = {}
     for row in rows:
         groups.setdefault((row.key, str(row.row.get("env", "")), str(row.row["libtype"])), []).append(row)
@@ -144,42 +145,42 @@ def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -
         if side not in order:
             order.append(side)
         joined.append(_join(shape, side, backend, group, rule))
-    usual = {backend: i for i, backend in enumerate(BENCHED)}
-    return sorted(joined, key=lambda r: (r.shape, order.index(r.env), usual.get(r.backend, len(usual))))
+    backends = {backend: i for i, backend in enumerate(BENCHED)}
+    return sorted(joined, key=lambda r: (r.shape, order.index(r.env), backends.get(r.backend, len(backends))))
 
 
 def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: RunRule) -> Result:
     """The result of a backend from the rows of its runs. If a row has a status other than ok, the result has it."""
     runs = {int(row.row["run"]): row for row in rows if row.row.get("run") and row.us > 0 and row.status == "ok"}
     failed = next((row for row in rows if row.status != "ok"), None)
-    last = failed or rows[-1]
-    result = Result(
+    described = failed or rows[-1]
+    without_mean = Result(
         shape,
-        last.key,
+        described.key,
         side,
         backend,
         status=failed.status if failed else "short",
-        err=last.row.get("errRatio"),
-        op=str(last.row.get("op", "")),
-        kernel=last.kernel_name,
-        timer=str(last.row.get("timer", "")),
-        detail=last.row["detail"],
-        node=last.node,
-        slot=last.slot,
+        err=described.row.get("errRatio"),
+        op=str(described.row.get("op", "")),
+        kernel=described.kernel_name,
+        timer=str(described.row.get("timer", "")),
+        detail=described.row["detail"],
+        node=described.node,
+        slot=described.slot,
         runs=tuple((number, row.us) for number, row in sorted(runs.items())),
-        aiter_config=str(last.row.get("aiter_config", "")),
+        aiter_config=str(described.row.get("aiter_config", "")),
     )
     if failed or not runs:
-        return result
+        return without_mean
     # a row's tflops and bw are those of its own time: scale them to the mean
-    mean = mean_of_runs([us for _, us in result.runs], rule)
-    first = next(iter(runs.values()))
+    mean = mean_of_runs([us for _, us in without_mean.runs], rule)
+    timed = next(iter(runs.values()))
     return replace(
-        result,
+        without_mean,
         status=mean.status,
         us=mean.us,
-        tflops=first.row.get("tflops", 0.0) * first.us / mean.us,
-        bw=first.row.get("bw", 0.0) * first.us / mean.us,
+        tflops=timed.row.get("tflops", 0.0) * timed.us / mean.us,
+        bw=timed.row.get("bw", 0.0) * timed.us / mean.us,
         spread=mean.spread,
         samples=mean.taken,
     )
@@ -192,7 +193,7 @@ def rule_of(options: Mapping[str, Any]) -> RunRule:
 
 def fastest(results: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
     """The fastest measured backend of each (shape, side)."""
-    measured = (result for result in results if result.measured)
+    measured = (result for result in results if result.is_measured)
     return best_by_key(measured, lambda result: (result.shape, result.env), lambda result: result.us)
 
 
@@ -242,7 +243,7 @@ def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[
         row[f"{name}_spread"] = f"{result.spread:.4f}"
         row[f"{name}_samples"] = result.samples
         row[f"{name}_status"] = result.status
-        if result.measured:
+        if result.is_measured:
             row[f"{name}_tflops"] = f"{result.tflops:.1f}" if result.tflops >= 100 else f"{result.tflops:.4g}"
             row[f"{name}_us"] = f"{result.us:.4f}"
     yield header

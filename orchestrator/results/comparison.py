@@ -47,12 +47,13 @@ def compare(
     under_test: Sequence[str],
     other_gpu: bool,
     rule_only: bool,
-    again: str,
+    again_file: str,
 ) -> Document:
     """Judges `tot` against `golden`, and returns the results as a JSON document (docs/reference/commands.md).
 
-    `rule_only`: use only the rule, which ignores noise, and give only its figures. `again`: the file for the rows to
-    measure again, "" for none. Raises InputError if the sides cannot be compared.
+    `bound`: regressions that may be found by chance in a table in which nothing changed. `rule_only`: use only the
+    rule, which ignores noise, and give only its figures. `again_file`: where the rows to measure again are written, ""
+    for nowhere. Raises InputError if the sides cannot be compared.
     """
     refuse_swapped_sides(golden.records, tot.records)
     paired = took_turns(golden.records, tot.records)
@@ -70,8 +71,8 @@ def compare(
     if method:
         warnings.append(f"not measured in the same way ({method})")
     _check_common_rows(golden, tot)
-    rows, table = _judged_rows(golden, tot, rule, bound, paired)
-    noise = {"expected_false_regressions": bound, **table}
+    rows, table_values = _judged_rows(golden, tot, rule, bound, paired)
+    noise = {"expected_false_regressions": bound, **table_values}
     if rule_only:
         _judge_by_rule(rows, rule)
         noise = {}
@@ -88,7 +89,7 @@ def compare(
         "environment": {"golden": golden.fields, "tot": tot.fields, "differences": differing},
         "config_files": _config_files(rows, rule),
         "files": {side.name: list(map(str, side.files)) for side in (golden, tot)},
-        "again": _commands_again(rows, golden, tot, again),
+        "again": _commands_again(rows, golden, tot, again_file),
         "warnings": warnings,
     }
     return {"exit_code": _exit_code(results), "summary": list(_summary(results)), **results}
@@ -135,10 +136,10 @@ def _judged_rows(
     all_rows = pd.concat([golden.rows, tot.rows], keys=[0, 1])
     columns = _key_columns(golden)
     side = all_rows.index.get_level_values(0)
-    number = all_rows.groupby(columns, sort=False).ngroup().to_numpy()
-    repeat = all_rows.groupby([side, number]).cumcount()
-    us = np.full((2, number.max() + 1, repeat.max() + 1), np.nan)
-    us[side, number, repeat] = all_rows["us"]
+    row_number = all_rows.groupby(columns, sort=False).ngroup().to_numpy()
+    repeat = all_rows.groupby([side, row_number]).cumcount()
+    us = np.full((2, row_number.max() + 1, repeat.max() + 1), np.nan)
+    us[side, row_number, repeat] = all_rows["us"]
 
     # a column for each figure, a row for each kernel and shape
     figures, table_values = judge(us[0], us[1], rule=rule, bound=bound, paired=paired)
@@ -147,7 +148,7 @@ def _judged_rows(
         figures[name] = [f"{n}/{total}" for n, total in zip(agreeing, all_repeats, strict=True)]
     table = pd.DataFrame({"key": all_rows[columns].drop_duplicates().to_dict("records"), **figures})
     if CONFIG in all_rows:
-        configs = all_rows.groupby([number, side])[CONFIG].last().unstack()
+        configs = all_rows.groupby([row_number, side])[CONFIG].last().unstack()
         table["golden_config"] = configs.get(0)
         table["tot_config"] = configs.get(1)
     table = table.astype(object)
@@ -170,19 +171,20 @@ def _judge_by_rule(rows: Rows, rule: RegressionRule) -> None:
 
 
 def _by_severity(row: Document) -> tuple[int, float]:
-    """Sorts the worst verdicts first, and the largest changes first among them."""
+    """Key that sorts the worst verdicts first, and the largest changes first among them."""
     return VERDICTS.index(row["verdict"]), -abs(row["change"] or 0.0)
 
 
 def _config_files(rows: Rows, rule: RegressionRule) -> list[Document]:
     """The files of the new config set, by path, from which a row reads other values than on the golden side.
 
-    A row names the file, bucket and values that it read. `verdict`: `rejected` if a row is a regression, else `open` if
-    a row could not be judged, else `accepted`. `default`: the file is read by shapes that have no file of their own.
+    `verdict`: `rejected` if a row is a regression, else `open` if a row could not be judged, else `accepted`.
+    `default`: the file is read by shapes that have no file of their own. `changed`: number of the rows that read other
+    values; `slower`, `faster`: which of them are.
     """
     changed: dict[str, Rows] = {}
     for row in rows:
-        old = str(row.get("golden_config") or "").split(" ", 2)
+        old = str(row.get("golden_config") or "").split(" ", 2)  # [FILE, BUCKET, VALUES]
         new = str(row.get("tot_config") or "").split(" ", 2)
         if len(old) == len(new) == 3 and old[2] != new[2]:
             entries = {"old": " ".join(old[1:]), "new": " ".join(new[1:])}
@@ -271,18 +273,18 @@ def _config_sentences(config: Document, rule: Mapping[str, float]) -> Iterator[s
             f" ({rule['rel']:g} x old + {rule['abs_us']:g} us); {row['old']} -> {row['new']}"
         )
     if slower and config["default"] and config["faster"]:
-        gained = [{name: key[name] for name in key if name in "BNK"} for key in config["faster"]]
+        gained = [{name: key[name] for name in key if name in ("B", "N", "K")} for key in config["faster"]]
         yield f"  separate files would keep the gain of {'; '.join(dict.fromkeys(map(key_text, gained)))}"
 
 
-def _commands_again(rows: Rows, golden: ComparedSide, tot: ComparedSide, listed: str) -> str:
-    """The command that measures the rows of `listed` again, after the command that lists them; "" if all are judged or
-    the rows name no shapes, as a profiler's."""
+def _commands_again(rows: Rows, golden: ComparedSide, tot: ComparedSide, again_file: str) -> str:
+    """The command that measures the rows of `again_file` again; without such a file, the command that writes one before
+    it. "" if all rows are judged, or name no shapes, as a profiler's."""
     kernels = [row["key"]["kernel"] for row in rows if row["verdict"] in OPEN]
     if not kernels or {*rows[0]["key"]} <= {"kernel", *GRID}:
         return ""
     commands = []
-    if not listed:
+    if not again_file:
         sides = []
         for side in (golden, tot):
             sides += [f"--{side.name} {quote(str(path))}" for path in side.files]
@@ -290,7 +292,7 @@ def _commands_again(rows: Rows, golden: ComparedSide, tot: ComparedSide, listed:
     backends = sorted({kernel.split("/")[0] for kernel in kernels if "/" in kernel}) or ["BACKEND"]
     options = " ".join(dict.fromkeys((*_bench_options(golden), *_bench_options(tot))))
     backend = quote(",".join(backends))
-    commands.append(f"bench {quote(listed or 'again.csv')} --backend {backend} {options} --repeats {AGAIN_REPEATS}")
+    commands.append(f"bench {quote(again_file or 'again.csv')} --backend {backend} {options} --repeats {AGAIN_REPEATS}")
     return "; ".join(map(command, commands))
 
 
@@ -324,7 +326,8 @@ def key_text(key: Mapping[str, str]) -> str:
 
 
 def write(results: Document, out: Path | None, again: Path | None) -> None:
-    """Write all rows, the worst first, and the keys of rows that could not be judged. Raises InputError."""
+    """Write all rows to `out`, the worst first, and to `again` the keys of those that could not be judged. Raises
+    InputError."""
     rows = results["rows"]
     keys = list(rows[0]["key"])
     figures = list(rows[0])[1:]

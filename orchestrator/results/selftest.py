@@ -1,8 +1,11 @@
 """The checks of `gemmfleet selftest`: statements about AITER on a real chip that nobody has seen hold yet.
 
-A check asks what ordinary commands found (`nodes check`, `tune`, `verify`, `bench`, `db check`); `selftest_trial.py`
-runs them, and `selftest_bundle.py` packs what they left. A new check is a function with `@statement` at its place in
-the list; docs/explanation/aiter.md lists the statements.
+A check asks what ordinary commands found (`nodes check`, `tune`, `verify`, `bench`, `db check`). It gets each as a
+`Step` of `selftest_trial.py`, which runs the command when the first check asks for it: most checks look at
+`trial.run_a4w4()`, the one run of a4w4's script. `selftest_bundle.py` packs what the commands left.
+
+`gemmfleet selftest` goes through `try_statements`. A new check is a function with `@statement` at its place in the
+list; docs/explanation/aiter.md lists the statements.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ HELD = "held"
 NOT_HELD = "did not hold"
 NOT_TRIED = "could not be tried"
 OUTCOMES = (HELD, NOT_HELD, NOT_TRIED)
-LIKE = 1.25
+ALIKE = 1.25
 """Largest ratio of two times of one kernel."""
 GPU_FACTS = (
     "gfx",
@@ -33,8 +36,8 @@ GPU_FACTS = (
     "temperature_c",
     "power_w",
 )
-CANARIES = "SELECT data FROM journal WHERE type LIKE 'Canary%'"
-SLOTS = """SELECT json_extract(j.data, '$.slot'), r.conditions, r.spent FROM reports r JOIN journal j
+CANARY_EVENTS = "SELECT data FROM journal WHERE type LIKE 'Canary%'"
+SLOT_REPORTS = """SELECT json_extract(j.data, '$.slot'), r.conditions, r.spent FROM reports r JOIN journal j
     ON j.type='AttemptStarted' AND json_extract(j.data, '$.attempt')=r.attempt"""
 """A row an attempt: its slot, the readings of its GPU and the seconds that it spent, each as JSON."""
 
@@ -81,7 +84,7 @@ def check_isolation(trial: NodeTrial) -> Answer:
     step = trial.run_a4w4()
     seen = [len(slot["worker"]["gpus"]) for slot in step.slots(gpus=True)]
     pairs = set()
-    for slot, conditions, _ in step.query(SLOTS):
+    for slot, conditions, _ in step.query(SLOT_REPORTS):
         pairs |= {(str(slot), reading.get("id") or reading.get("pci")) for reading in conditions.values()}
     slots = {slot for slot, _ in pairs}
     gpus = {gpu for _, gpu in pairs}
@@ -93,8 +96,8 @@ def check_isolation(trial: NodeTrial) -> Answer:
 @statement(4, "Canaries pass, and take about the same time on all slots.")
 def check_canaries(trial: NodeTrial) -> Answer:
     step = trial.run_a4w4()
-    step.slots()
-    events = [event for (event,) in step.query(CANARIES)]
+    step.slots()  # raises if none was ready
+    events = [event for (event,) in step.query(CANARY_EVENTS)]
     failed = [str(event["detail"]) for event in events if "detail" in event]
     require(failed or any(event.get("us", 0) > 0 for event in events), "the image's torch cannot multiply")
     spans = []
@@ -107,7 +110,7 @@ def check_canaries(trial: NodeTrial) -> Answer:
 
 
 def _is_alike(times: tuple[float, float]) -> bool:
-    return max(times) <= LIKE * min(times)
+    return max(times) <= ALIKE * min(times)
 
 
 @statement(5, "gemmfleet promises to drive the AITER that it finds, and its shim fits.")
@@ -118,31 +121,31 @@ def check_tree(trial: NodeTrial) -> Answer:
     return not wrong, "; ".join(wrong or versions)
 
 
-def _applied(trial: NodeTrial, name: str) -> str:
+def _describe_applied(trial: NodeTrial, name: str) -> str:
     return "applied" if f"{name} is applied" in trial.run_a4w4().log() else "not applied"
 
 
-def _workaround(trial: NodeTrial, name: str, fault: str) -> Answer:
+def _check_workaround(trial: NodeTrial, name: str, fault: str) -> Answer:
     """Held if the script measured ASM kernels, and printed no such fault."""
     counts = Counter(backend_of(A4W4.name, row) for row in trial.run_a4w4().rows())
     is_faulty = re.search(fault, trial.run_a4w4().log())
-    return counts["asm"] > 0 and not is_faulty, f"{name} {_applied(trial, name)}; candidates: {dict(counts)}"
+    return counts["asm"] > 0 and not is_faulty, f"{name} {_describe_applied(trial, name)}; candidates: {dict(counts)}"
 
 
 @statement(6, "`asm_dir_symlink` is applied where it is needed: AITER finds its ASM kernels.")
 def check_asm_dir(trial: NodeTrial) -> Answer:
-    return _workaround(trial, "asm_dir_symlink", r"No such file or directory: .{0,200}f4gemm")
+    return _check_workaround(trial, "asm_dir_symlink", r"No such file or directory: .{0,200}f4gemm")
 
 
 @statement(7, "`tile_column_case` is applied where it is needed: the a4w4 script finds its columns.")
 def check_tile_columns(trial: NodeTrial) -> Answer:
-    return _workaround(trial, "tile_column_case", r"KeyError: .tile_")
+    return _check_workaround(trial, "tile_column_case", r"KeyError: .tile_")
 
 
 @statement(8, "`k_trim` is applied where it is needed, and a K of 384 is wrong only where the files say so.")
 def check_odd_k(trial: NodeTrial) -> Answer:
     step = trial.run_a4w4()
-    shown = f"k_trim {_applied(trial, 'k_trim')}; "
+    shown = f"k_trim {_describe_applied(trial, 'k_trim')}; "
     if any(int(row["K"]) == ODD_K for row in step.rows("tuned.csv")):
         return True, f"{shown}right"
     failed = [failure for failure in step.document["failed"] if str(ODD_K) in failure["shape"]]
@@ -154,7 +157,7 @@ def check_odd_k(trial: NodeTrial) -> Answer:
 def check_modules(trial: NodeTrial) -> Answer:
     step = trial.run_a4w4()
     builds = step.log().count("building the modules of")
-    spent = [seconds for *_, seconds in step.query(SLOTS)]
+    spent = [seconds for *_, seconds in step.query(SLOT_REPORTS)]
     ready = [round(seconds["start"]) for seconds in spent if "start" in seconds]
     later = max(seconds.get("build", 0.0) for seconds in spent)
     return builds <= 1 and later < 5, f"{plural(builds, 'build')}; slots ready after {ready} s; later {later:.1f} s"
@@ -178,14 +181,16 @@ def check_verify(trial: NodeTrial) -> Answer:
     step = trial.step("verify", "verify", *words)
     answer: Document = next(iter(step.document.get("nodes", ())), {"why": step.why})
     require(not answer["why"], answer["why"])
-    rows = answer["rows"]
-    proofs = Counter(f"{r['verdict']}{'' if r['selected'] else ', not selected'} {r['why']}" for r in rows)
+    proofs = Counter[str]()
+    for row in answer["rows"]:
+        selected = "" if row["selected"] else ", not selected"
+        proofs[f"{row['verdict']}{selected} {row['why']}"] += 1
     return set(proofs) == {"ok "}, "; ".join(f"{count} {proof}" for proof, count in proofs.items())
 
 
 @statement(12, "The tuner `aiter-triton` tunes two shapes.")
 def check_triton(trial: NodeTrial) -> Answer:
-    trial.run_a4w4()
+    trial.run_a4w4()  # it sets first_gpu
     step = trial.run("tune", "aiter-triton", A4W4, trial.first_gpu, "--tuner", "aiter-triton", "--budget", 40)
     if step.document.get("shapes", {}).get("tuned", 0) == 2:
         return True, step.why if step.document.get("failed") else "2 shapes tuned"
@@ -197,7 +202,7 @@ Times = dict[tuple[str, int], float]
 """Microseconds by backend and M."""
 
 
-def _bench(trial: NodeTrial, timer: str = "events") -> Times:
+def _bench_times(trial: NodeTrial, timer: str = "events") -> Times:
     """The times that `bench` measures. Raises NotTriedError without any."""
     words = ("--db", trial.winners_table(), "--timer", timer, "--backend", "aiter,aiter-triton,aiter-gluon")
     step = trial.run("bench", f"bench-{timer}", A4W4, trial.first_gpu, *words)
@@ -207,7 +212,8 @@ def _bench(trial: NodeTrial, timer: str = "events") -> Times:
     return {(row["backend"], int(row["key"]["M"])): float(row["us"]) for row in rows}
 
 
-def _agree(times: Times, others: Times) -> Answer:
+def _compare_times(times: Times, others: Times) -> Answer:
+    """Held if there are times of the same backend and M, and all of them are alike."""
     pairs = {key: (us, others[key]) for key, us in times.items() if key in others}
     shown = [f"{backend}, M {m}: {us:.2f} and {other:.2f} us" for (backend, m), (us, other) in pairs.items()]
     return bool(pairs) and all(map(_is_alike, pairs.values())), "; ".join(shown)
@@ -217,17 +223,17 @@ def _agree(times: Times, others: Times) -> Answer:
 def check_dispatch(trial: NodeTrial) -> Answer:
     rows = trial.run_a4w4().rows("tuned.csv")
     tuned = {("aiter", int(row["M"])): float(row["us"]) for row in rows if int(row["K"]) != ODD_K}
-    return _agree(tuned, _bench(trial))
+    return _compare_times(tuned, _bench_times(trial))
 
 
 @statement(14, "rocprofv3 and device events give about the same times.")
 def check_timers(trial: NodeTrial) -> Answer:
-    return _agree(_bench(trial), _bench(trial, "rocprof"))
+    return _compare_times(_bench_times(trial), _bench_times(trial, "rocprof"))
 
 
 @statement(15, "The script of each other family tunes two tiny shapes.")
 def check_families(trial: NodeTrial) -> Answer:
-    trial.run_a4w4()
+    trial.run_a4w4()  # it begins the family runs
     outcomes = []
     tuned = []
     failed = []
@@ -251,11 +257,11 @@ def check_flags(trial: NodeTrial) -> Answer:
     refused = set(re.findall(r"error: (?:unrecognized|argument|the following arguments) .{0,200}", trial.logs()))
     if refused:
         return False, "; ".join(refused)
-    trial.run_a4w4().rows()
+    trial.run_a4w4().rows()  # raises if the script measured nothing
     return True, "no script refused an option"
 
 
-def _set_up(trial: NodeTrial, least: float, most: float, *, later: bool) -> Answer:
+def _check_set_up(trial: NodeTrial, least: float, most: float, *, later: bool) -> Answer:
     """Held if the median seconds before the first candidate, of the first batch or of later ones, are in this range."""
     trial.run_a4w4().slots(gpus=True)
     batches = re.findall(r"set-up of batch (\d+): ([\d.]+) s", trial.logs())
@@ -267,12 +273,12 @@ def _set_up(trial: NodeTrial, least: float, most: float, *, later: bool) -> Answ
 
 @statement(17, "A process needs 7 to 30 s before its first candidate.")
 def check_first_set_up(trial: NodeTrial) -> Answer:
-    return _set_up(trial, 7, 30, later=False)
+    return _check_set_up(trial, 7, 30, later=False)
 
 
 @statement(18, "A further batch needs 5 to 25 s before its first candidate.")
 def check_later_set_up(trial: NodeTrial) -> Answer:
-    return _set_up(trial, 5, 25, later=True)
+    return _check_set_up(trial, 5, 25, later=True)
 
 
 @statement(19, "No container and no lock of a run is left on the node.")

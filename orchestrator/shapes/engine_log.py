@@ -36,7 +36,7 @@ _SCHEMES = {
 
 def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
     """The family and key columns of a config file that an engine did not find. Raises ValueError for one that gemmfleet
-    does not tune."""
+    does not tune, and for a name that breaks off."""
     file = _FILE.search(line)
     is_linear = bool(file and file["N"])
     more = file["more"] if file else ""
@@ -45,7 +45,10 @@ def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
     scheme = file and _SCHEMES.get((file["dtype"], (file["block"] or "").replace(" ", ""), more))
     if not file or scheme is None or (is_linear and not file["block"]):
         path = _PATH.search(line)
-        raise ValueError(f"gemmfleet does not tune {path[1].split('/')[-1].strip() if path else 'this'}")
+        name = path[1].split("/")[-1].strip() if path else "this"
+        if not name.endswith(".json"):
+            raise ValueError(f"a name that breaks off: {name}")
+        raise ValueError(f"gemmfleet does not tune {name}")
     if is_linear:
         return "a8w8_blockscale", {"N": file["N"], "K": file["K"]}
     return "fmoe", {"inter_dim": file["inter_dim"], "expert": file["expert"], **scheme}

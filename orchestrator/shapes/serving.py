@@ -3,9 +3,14 @@
 All that gemmfleet itself knows of models is here. Names of modules decide: a block is a module that holds projections,
 such as `self_attn`, and a form names the projections that a block must have, no more and no less. A block that fits no
 form, or that has such a block within it, is unknown: its weights are named and not listed, because a server may fuse
-with them what we do not know.
+with them what we do not know. `place` finds the forms of a model's blocks once; `rank_layers` then gives the GEMMs of
+one rank, for Llama-3 8B with two ranks:
 
-M is the number of tokens, N output features, K input features. How a rank has its part of a GEMM:
+    model.layers.0.self_attn: q_proj, k_proj, v_proj, o_proj      a block
+    heads qkv = q_proj k_proj v_proj; rows o = o_proj             its form: two GEMMs
+    qkv with N 3072 and K 4096, o with N 4096 and K 2048          of each rank, 32 times
+
+M is the number of tokens, N output features, K input features. How a rank has its part of a GEMM, its `split`:
 
     columns       N is split over the ranks
     head_columns  the same, where each rank must have whole heads
@@ -121,7 +126,7 @@ class Gemm:
     """A GEMM of a block, as a line of FORMS has it."""
 
     name: str
-    parts: tuple[str, ...]
+    projections: tuple[str, ...]
     split: str
     is_apart: bool = False
     is_quantised: bool = True
@@ -136,24 +141,26 @@ def read_forms(text: str) -> dict[tuple[str, frozenset[str]], tuple[Gemm, ...]]:
             blocks = line[:-1].split()
         elif line and not line.lstrip().startswith("#"):
             gemms = tuple(map(read_gemm, line.split(";")))
-            projections = frozenset(part for gemm in gemms for part in gemm.parts)
+            projections = frozenset(name for gemm in gemms for name in gemm.projections)
             forms |= {(block, projections): gemms for block in blocks}
     return forms
 
 
 def read_gemm(text: str) -> Gemm:
     """`whole apart q_a = q_a_proj`."""
-    words, _, parts = text.partition("=")
+    words, _, projections = text.partition("=")
     split, *flags, name = words.split()
-    return Gemm(name, tuple(parts.split()), split, "apart" in flags, "unquantised" not in flags)
+    return Gemm(name, tuple(projections.split()), split, "apart" in flags, "unquantised" not in flags)
 
 
 GEMMS_OF = read_forms(FORMS)
 HEAD = read_gemm("vocabulary unquantised lm_head = lm_head")
-# parameters that no GEMM of the language model reads: by their module's class, their own name, the tower they are in
-NO_GEMM = re.compile(r"Embedding|Conv\dd|Norm")
+NO_GEMM_CLASSES = re.compile(r"Embedding|Conv\dd|Norm")
+"""Classes of modules whose weights no GEMM of the language model reads."""
 NO_GEMM_NAMES = re.compile(r"(?:_bias|bias|A_log)\Z|embed_tokens")
+"""Names of such parameters."""
 MODALITIES = re.compile(r"(?:\A|[._])(?:vision|visual|image|img|audio|video|speech)")
+"""Towers of a model beside its language model, in the paths of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +174,14 @@ class PlacedGemm:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of `layers` layers, as the class has them. `has_gate`: up and gate are one weight."""
+    """The experts of `layers` layers, as the class has them. `has_gate`: up and gate are one weight. `scheme` None:
+    their weights have 16 bits."""
 
     model_dim: int
     inter_dim: int
     experts: int
     has_gate: bool
-    scheme: Scheme | None
+    scheme: Scheme | None = None
     layers: int = 1
 
 
@@ -212,11 +220,7 @@ class Layer:
 
 def place(listing: Listing, quantisation: Quantisation) -> Placed:
     """Find the form of each block. Raises InputError if the model has no GEMM of a decoder that we know."""
-    blocks: dict[str, dict[str, Weight]] = defaultdict(dict)
-    for weight in listing.weights:
-        block, _, name = weight.path.rpartition(".")
-        if not (NO_GEMM.search(weight.kind) or NO_GEMM_NAMES.search(name) or MODALITIES.search(weight.path)):
-            blocks[block][name] = weight
+    blocks = blocks_of(listing)
     unknown_blocks = {block for block, weights in blocks.items() if not is_known(block, weights)}
     # MiniMax-M3's servers fuse the indexer within an attention with q, k and v
     around_unknown = {block for block in blocks if any(inner.startswith(f"{block}.") for inner in unknown_blocks)}
@@ -237,6 +241,16 @@ def place(listing: Listing, quantisation: Quantisation) -> Placed:
     return Placed(listing, tuple(gemms), counted, max(shared, default=0), tuple(unknown))
 
 
+def blocks_of(listing: Listing) -> dict[str, dict[str, Weight]]:
+    """The weights that a GEMM may read, by block and projection: `{"model.layers.0.self_attn": {"q_proj": ...}}`."""
+    blocks: dict[str, dict[str, Weight]] = defaultdict(dict)
+    for weight in listing.weights:
+        block, _, name = weight.path.rpartition(".")
+        if not (NO_GEMM_CLASSES.search(weight.kind) or NO_GEMM_NAMES.search(name) or MODALITIES.search(weight.path)):
+            blocks[block][name] = weight
+    return blocks
+
+
 def is_experts(block: str) -> bool:
     """Tell whether a block holds the routed experts of a layer."""
     return block.rpartition(".")[2] == "experts"
@@ -245,7 +259,7 @@ def is_experts(block: str) -> bool:
 def is_known(block: str, weights: Mapping[str, Weight]) -> bool:
     """Tell whether a server's GEMMs of a block are known."""
     if is_experts(block):
-        return expert_sizes(weights) is not None
+        return experts_of(weights) is not None
     return bool(gemms_of(block, weights))
 
 
@@ -257,29 +271,31 @@ def gemms_of(block: str, weights: Mapping[str, Weight]) -> tuple[Gemm, ...]:
         return ()
     names = [word for word in block.split(".") if not word.isdigit()]
     gemms = GEMMS_OF.get((names[-1] if names else "", frozenset(weights)), ())
-    if gemms and gemms[0].split == "mamba" and not is_mamba_2(weights[gemms[0].parts[0]]):
+    if gemms and gemms[0].split == "mamba" and not is_mamba_2(weights[gemms[0].projections[0]]):
         return ()
     return gemms
 
 
 def place_gemm(gemm: Gemm, weights: Mapping[str, Weight], quantisation: Quantisation) -> PlacedGemm:
     """A GEMM with its weights among those of its block."""
-    parts = tuple(weights[part] for part in gemm.parts)
-    scheme = quantisation.scheme_of([part.path for part in parts]) if gemm.is_quantised else None
-    return PlacedGemm(gemm, parts, scheme)
+    gemm_weights = tuple(weights[name] for name in gemm.projections)
+    scheme = quantisation.scheme_of([weight.path for weight in gemm_weights]) if gemm.is_quantised else None
+    return PlacedGemm(gemm, gemm_weights, scheme)
 
 
 def place_experts(block: str, weights: Mapping[str, Weight], quantisation: Quantisation) -> Experts:
     """The experts of a layer of a known kind. Raises InputError for a size out of range."""
-    sizes = expert_sizes(weights)
-    assert sizes is not None, "its block is known"
-    if not 0 < min(sizes[:3]) <= max(sizes[:3]) <= MAX_INT:
-        raise InputError(f"{sizes[2]} experts {sizes[1]} wide with {sizes[0]} inputs: sizes are from 1 to {MAX_INT}")
-    return Experts(*sizes, quantisation.scheme_of([block], experts=True))
+    kind = experts_of(weights)
+    assert kind is not None, "its block is known"
+    sizes = (kind.experts, kind.inter_dim, kind.model_dim)
+    if not 0 < min(sizes) <= max(sizes) <= MAX_INT:
+        described = f"{kind.experts} experts {kind.inter_dim} wide with {kind.model_dim} inputs"
+        raise InputError(f"{described}: sizes are from 1 to {MAX_INT}")
+    return replace(kind, scheme=quantisation.scheme_of([block], experts=True))
 
 
-def expert_sizes(weights: Mapping[str, Weight]) -> tuple[int, int, int, bool] | None:
-    """(model_dim, inter_dim, experts, whether they have a gate), None if the class does not say how it stores them.
+def experts_of(weights: Mapping[str, Weight]) -> Experts | None:
+    """The experts of a layer without their scheme, None if the class does not say how it stores them.
 
     Some classes store a weight as (input, output). With a gate the sizes show it, because up has twice the width of
     down. LongCat's `gate_up_proj` also has experts that compute nothing; `down_proj` has the real ones only.
@@ -289,16 +305,21 @@ def expert_sizes(weights: Mapping[str, Weight]) -> tuple[int, int, int, bool] | 
     down = weights.get("down_proj")
     if up is None or down is None or len(weights) != 2 or not len(up.shape) == len(down.shape) == 3:
         return None
-    for transposed in (False, True) if has_gate else (up.transposed,):
-        outputs, inputs = up.shape[1:]
-        model_dim, inter = down.shape[1:]
-        if transposed:
-            inputs, outputs = up.shape[1:]
-            inter, model_dim = down.shape[1:]
-        is_whole = inputs == model_dim and outputs == inter * (2 if has_gate else 1)
-        if is_whole and transposed is not None:
-            return model_dim, inter, down.shape[0], has_gate
-    return None
+    is_transposed = up.transposed
+    up_per_inter = 1
+    if has_gate:
+        is_transposed = up.shape[1] != 2 * down.shape[2]
+        up_per_inter = 2
+    if is_transposed is None:
+        return None
+    outputs, inputs = up.shape[1:]
+    model_dim, inter_dim = down.shape[1:]
+    if is_transposed:
+        inputs, outputs = up.shape[1:]
+        inter_dim, model_dim = down.shape[1:]
+    if inputs != model_dim or outputs != up_per_inter * inter_dim:
+        return None
+    return Experts(model_dim, inter_dim, down.shape[0], has_gate)
 
 
 def rank_layers(placed: Placed, tp: int, only: Sequence[str] = ()) -> list[Layer]:
@@ -332,32 +353,35 @@ def rank_sizes(config: Mapping[str, Any], placed: PlacedGemm, tp: int) -> tuple[
     name = placed.gemm.name
     split = placed.gemm.split
     weights = placed.weights
-    rows = [matrix(weight)[0] for weight in weights]
-    n = sum(rows)
+    widths = [matrix(weight)[0] for weight in weights]
+    n = sum(widths)
     k = matrix(weights[0])[1]
-    block = weights[0].sizes
+    block = weights[0].sizes  # heads, groups and the like
     if split == "rows":
         return 0, n, divided(k, tp, f"the width {k} of {name}")
     if split == "heads":
-        return 0, rank_heads(config, block, rows, tp), k
+        return 0, rank_heads(config, block, widths, tp), k
     if split == "mamba":
         return 0, rank_mamba(block, tp), k
     if split == "groups":
         return divided(block["n_groups"], tp, f"the groups of {name}"), n // block["n_groups"], k
     if split == "absorbed":
         heads = block["num_heads"]
-        v = block["v_head_dim"]
-        sizes = (k, n // heads - v) if name == "absorb_k" else (v, k)
-        return divided(heads, tp, f"the {heads} heads"), *sizes
+        v_width = block["v_head_dim"]
+        rank_share = divided(heads, tp, f"the {heads} heads")
+        if name == "absorb_k":  # from a head's q to the latent vector
+            return rank_share, k, n // heads - v_width
+        return rank_share, v_width, k  # from the latent vector to a head's v
     if split == "vocabulary":
         n = -(-n // VOCABULARY_PADDING) * VOCABULARY_PADDING
         return 0, divided(n, tp, f"the padded vocabulary {n}"), k
     if split == "head_columns":
-        for heads in (block[number] for number in HEAD_NUMBERS if number in block):
-            divided(heads, tp, f"the {heads} heads of {name}")
+        for number in HEAD_NUMBERS:
+            if number in block:
+                divided(block[number], tp, f"the {block[number]} heads of {name}")
     if split == "whole":
         return 0, n, k
-    for weight, width in zip(weights, rows, strict=True):
+    for weight, width in zip(weights, widths, strict=True):
         divided(width, tp, f"the width {width} of {name_of(weight)}")
     return 0, n // tp, k
 
@@ -375,19 +399,23 @@ def divided(number: int, tp: int, what: str) -> int:
     return number // tp
 
 
-def rank_heads(config: Mapping[str, Any], block: Mapping[str, int], rows: Sequence[int], tp: int) -> int:
-    """N of q, k and v in one, with a copy of a key-value head if there are fewer than ranks.
+def rank_heads(config: Mapping[str, Any], block: Mapping[str, int], widths: Sequence[int], tp: int) -> int:
+    """N of q, k and v in one, with a copy of a key-value head if there are fewer than ranks. `widths`: of the three, or
+    of a weight that holds them all.
 
     q may be twice as wide as its heads, if a gate comes with it (Qwen3-Next), and v another width than k (MiMo-V2).
     """
     heads = int(config["num_attention_heads"])
     head_dim = block.get("head_dim") or int(config["hidden_size"]) // heads
-    q = rows[0] if len(rows) == 3 else heads * head_dim
-    k = rows[1] if len(rows) == 3 else (rows[0] - q) // 2
-    v = sum(rows) - q - k
+    if len(widths) == 3:
+        q, k, v = widths
+    else:
+        q = heads * head_dim
+        k = (widths[0] - q) // 2
+        v = widths[0] - q - k
     kv_heads = k // head_dim
     if kv_heads < 1 or k % head_dim or v % kv_heads or q % (heads * head_dim):
-        raise InputError(f"q, k and v of {', '.join(map(str, rows))} rows do not fit {heads} heads of {head_dim}")
+        raise InputError(f"q, k and v of {', '.join(map(str, widths))} rows do not fit {heads} heads of {head_dim}")
     if heads % kv_heads:
         raise InputError(f"{heads} attention heads are not a multiple of the {kv_heads} key-value heads")
     divided(heads, tp, f"the {heads} attention heads")

@@ -1,10 +1,11 @@
 """The worker's tuner `bench`: every backend on every side and shape of a group, interleaved on this slot's device.
 
 It computes nothing itself: each backend of each side has a process of its own (runner.py), so that a fault costs that
-process and one row. For each shape, every backend is prepared (inputs, one call, comparison with float32). Then come
-rounds: each has one run of every backend, in an order drawn anew (worker/protocol/bench.py). A row is sent for each run
-as soon as it is measured, and one row with the reason for a backend without a result. The shape's result is its fastest
-backend.
+process and one row. The processes live until the tuner is closed or a spec breaks off.
+
+For each shape, every backend is prepared (inputs, one call, comparison with float32). Then come rounds: each has one
+run of every backend, in an order drawn anew (worker/protocol/bench.py). A row is sent for each run as soon as it is
+measured, and one row with the reason for a backend without a result. The shape's result is its fastest backend.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ QUIET_SHARE = 0.8
 """Share of the agent's watchdog. We end a hanging process before the agent does: we know which backend it is."""
 PROBE = ""
 """Name of the runner without a backend: it describes the side, and runs the canary."""
-"""Seconds without progress that a process may take to start; importing AITER takes minutes at its first time."""
 MAX_DETAIL = 1500
 """Characters of a reason that a row or a failure carries."""
 
@@ -94,7 +94,8 @@ class BenchTuner:
         return facts
 
     def canary(self) -> tuple[bool, float, str]:
-        """The torch tuner's, on the first side that has torch. Without any, no backend has a result either."""
+        """The torch tuner's, on the first side that has torch. Without any, no backend has a result either. The probe
+        ends with it; the next canary starts it again."""
         for runner in self._runners.values():
             if runner.name == PROBE and not runner.gone:
                 try:
@@ -142,18 +143,21 @@ class BenchTuner:
         bench.report()
 
     def _runner(self, side: Side, name: str, options: BenchOptions, family: str) -> BackendRunner:
-        """Return the runner of this backend and side."""
+        """The runner of this backend and side, made when it is asked for first. It keeps the options of then."""
         key = (side.name, name)
         if key not in self._runners:
-            label = "-".join(part for part in (side.name, name or "probe") if part)
-            folder = self._node_folder.absolute() / "bench" / self._place.slot / label
-            folder.mkdir(parents=True, exist_ok=True)
-            # the process gets its own side only; the probe none of the config sets, the table as a file (_variables)
-            runner_options = {**self._options, "sides": [asdict(side if name else replace(side, configs=None))]}
-            runner_options.pop("table", None)
-            variables = {**_variables(name, folder, options, family, side, self._device), **side.variables}
-            self._runners[key] = BackendRunner(side, name, folder, options, runner_options, variables)
+            self._runners[key] = self._make_runner(side, name, options, family)
         return self._runners[key]
+
+    def _make_runner(self, side: Side, name: str, options: BenchOptions, family: str) -> BackendRunner:
+        label = "-".join(part for part in (side.name, name or "probe") if part)
+        folder = self._node_folder.absolute() / "bench" / self._place.slot / label
+        folder.mkdir(parents=True, exist_ok=True)
+        variables = {**_variables(name, folder, options, family, side, self._device), **side.variables}
+        sent_side = side if name else replace(side, configs=None)  # the probe reads no configs
+        runner_options = {**self._options, "sides": [asdict(sent_side)]}
+        runner_options.pop("table", None)  # it is a file, which a variable names
+        return BackendRunner(side, name, folder, options, runner_options, variables)
 
 
 class ShapeBench:
@@ -189,8 +193,8 @@ class ShapeBench:
         """Measure all prepared backends in rounds, and free their memory."""
         options = self._options
         rng = random.Random(f"{options.seed} {self._shape.key} {options.first}")
-        names = {runner: runner.name for runner in self._times_us}
-        for order in draw_rounds(self._times_us, names, options.rule, rng):
+        pairs = {runner: runner.name for runner in self._times_us}
+        for order in draw_rounds(self._times_us, pairs, options.rule, rng):
             for runner in order:
                 self._measure_once(runner)
         for runner in self._prepared:
@@ -245,7 +249,8 @@ class ShapeBench:
 def _variables(
     name: str, folder: Path, options: BenchOptions, family: str, side: Side, device: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Environment variables of a backend's process: folders of its own, and the table in force."""
+    """Environment variables of a backend's process: folders of its own, and for the backend `aiter` the table in force.
+    `name`: the backend's."""
     variables: dict[str, str] = {}
     if name:
         variables["TRITON_CACHE_DIR"] = str(folder / "triton")

@@ -95,7 +95,7 @@ class ServingEngine:
     def file_read(self, layer: Layer) -> Path | None:
         """The file that `table` reads."""
         opened: list[Path] = []
-        self._look_up(layer, {"open": recording_paths(opened, open)})
+        self._look_up(layer, {}, opened)
         return opened[-1] if opened else None
 
     def down_file_read(self, layer: Layer) -> Path | None:
@@ -159,8 +159,10 @@ class ServingEngine:
     def _module_of(self, op: str) -> Any:
         return self.fp8 if op == "linear" else self.moe
 
-    def _look_up(self, layer: Layer, names: Names) -> dict[int, Values] | None:
-        """The engine's look-up as a fresh process does it; `names` replace those of its module meanwhile."""
+    def _look_up(self, layer: Layer, names: Names, opened: list[Path] | None = None) -> dict[int, Values] | None:
+        """The engine's look-up as a fresh process does it; `names` replace those of its module meanwhile. The files
+        that it opens are added to `opened`. Raises ServingEngineError, which names the file that cannot be read."""
+        opened = [] if opened is None else opened
         block_n, block_k = layer.block or (0, 0)
         module, function = self.fp8, LINEAR_LOOKUP
         args: tuple[Any, ...] = (layer.n, layer.k, block_n, block_k)
@@ -175,14 +177,16 @@ class ServingEngine:
             )
         lookup = getattr(module, function)
         lookup.cache_clear()
-        with replaced(module, names):
+        with replaced(module, {"open": recording_paths(opened, open), **names}):
             try:
                 table: dict[int, Values] | None = lookup(*args, **named)
             except Exception as e:  # whatever the engine's own code raises
-                raise ServingEngineError(
-                    f"{self.project} {self.version} fails for {layer}: {type(e).__name__}: {e}"
-                ) from e
+                task = f"cannot read {opened[-1]}" if opened else f"fails for {layer}"
+                raise ServingEngineError(f"{self.project} {self.version} {task}: {type(e).__name__}: {e}") from e
         lookup.cache_clear()
+        for key, values in (table or {}).items():
+            if not isinstance(values, dict):
+                raise ServingEngineError(f"{opened[-1]}: the entry of {key} is no config, but {values!r:.80}")
         return table
 
     def _paths_tried(self, layer: Layer) -> list[Path]:

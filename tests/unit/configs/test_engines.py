@@ -289,6 +289,35 @@ def test_a_merge_that_was_killed_between_two_files_is_undone(root: Path, tmp_pat
     assert texts(root) == before
 
 
+@pytest.mark.usefixtures("near")
+def test_undo_gives_back_line_ends_and_leaves_a_file_that_is_no_text(root: Path, tmp_path: Path) -> None:
+    path = root / CONFIGS / NAME
+    before = path.read_bytes().replace(b"\n", b"\r\n")
+    path.write_bytes(before)
+    merge_run(ran(tmp_path / "run", document()), root)
+    merged = path.read_bytes()
+    path.write_bytes(b"\xff")
+    with pytest.raises(InputError, match="was changed after the merge"):
+        undo_merge(root)
+    path.write_bytes(merged)
+    undo_merge(root)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"1": ', "vllm 0.33.0 cannot read {path}: JSONDecodeError: "),
+        ('{"1": 5}', "{path}: the entry of 1 is no config, but 5"),
+    ],
+)
+def test_a_file_that_the_engine_cannot_read_is_named(root: Path, tmp_path: Path, text: str, fault: str) -> None:
+    path = root / CONFIGS / NAME
+    path.write_text(text)
+    assert fault.format(path=path) in refused(ran(tmp_path / "run", document()), root)
+
+
 def test_groups_of_a_run_are_joined_range_by_range(tmp_path: Path) -> None:
     wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
     slim = Layer("moe", 256, 2048, 256, 4, "fp8_w8a8", (128, 128))
@@ -382,6 +411,8 @@ def test_a_folder_that_sglangs_look_up_cannot_read_is_not_made(tmp_path: Path) -
     root = copy("sglang", tmp_path / "site-packages")
     run = ran(tmp_path / "run", sglang_document(UNKNOWN, "3.6.0+git1"), tuner="sglang")
     assert "tune with a release of Triton" in refused(run, root)
+    (tmp_path / "mine").mkdir()
+    assert f"SGLang reads {tmp_path}/mine/configs, which is no" in refused(run, tmp_path / "mine", engine=root)
 
 
 def test_a_whole_folder_of_configs_is_asked_with_the_engine_that_reads_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import command_hints
 from orchestrator.inventory.model import Node
-from orchestrator.machines.check_script import ARGV, read_facts, script
+from orchestrator.machines.check_script import ARGV, read_facts, render_script
 from orchestrator.machines.facts import load_facts, save_facts
 from orchestrator.machines.node_check import COLUMNS, check_node, compare, unreachable
 from orchestrator.transport.base import Completed
@@ -49,7 +49,7 @@ def fake_docker(folder: Path, **says: str) -> None:
 
 
 def run(node: Node, root: Path, shell: str = "sh", *, brief: bool = False) -> Completed:
-    text = script(node, brief=brief, sysfs=str(root / "sys"), dev=str(root / "dev"))
+    text = render_script(node, brief=brief, sysfs=str(root / "sys"), dev=str(root / "dev"))
     argv = ["busybox", *ARGV] if shell == "busybox" else [shell, *ARGV[1:]]
     return LocalTransport("n").run(argv, stdin=text)
 
@@ -281,7 +281,7 @@ def test_a_false_root_of_aiter_as_the_script_sees_it(tmp_path: Path, shell: str)
 
 def test_a_root_of_aiter_is_looked_for_where_a_container_finds_it() -> None:
     volumes = ("/srv:/opt:ro", '/srv/a,"b":/opt/aiter')
-    text = script(in_docker(aiter={"root": "/opt/aiter"}, docker={"volumes": volumes})).decode()
+    text = render_script(in_docker(aiter={"root": "/opt/aiter"}, docker={"volumes": volumes})).decode()
     mount = 'type=bind,"source=/srv/a,""b""",target=/opt/aiter,readonly'
     assert f"--mount '{mount}'" in text
 

@@ -11,7 +11,7 @@ from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.references import reference_names
-from orchestrator.machines.check_script import script
+from orchestrator.machines.check_script import render_script
 from orchestrator.machines.facts import Gpu, NodeFacts
 from orchestrator.machines.node_files import node_files, worker_code
 from orchestrator.machines.node_plan import NodePlan, node_of, plan_lease, plan_nodes
@@ -68,7 +68,7 @@ def test_the_scripts_of_every_inventory_here_pass_the_shell_and_shellcheck(
             used |= {str(find_engine(p.engine).scripts[path.name]) for path in made}
             for brief in (False, True):
                 made.append(home / f"check-{brief}.sh")
-                made[-1].write_bytes(script(resolved(node_of(p)), brief=brief))
+                made[-1].write_bytes(render_script(resolved(node_of(p)), brief=brief))
             found += made
     assert used == {p.name for p in data_folder("templates").glob("*.sh.j2")}, "no template is left out"
     text = (tmp_path / "mi355x.example.yaml/gpu-node-1/container.sh").read_text()

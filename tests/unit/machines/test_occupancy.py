@@ -21,7 +21,7 @@ from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.machines import node_check
 from orchestrator.machines.admission import NodeAdmission
-from orchestrator.machines.check_script import ARGV, read_facts, script
+from orchestrator.machines.check_script import ARGV, read_facts, render_script
 from orchestrator.machines.facts import Container, Gpu, NodeFacts, load_facts, save_facts
 from orchestrator.machines.gpu_names import gpus_with_two_names, refuse_one_gpu_twice
 from orchestrator.machines.node_check import check_node, check_nodes
@@ -73,7 +73,7 @@ def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     for number, gpu, held in ((2, 100, "0"), (3, 200, "1048576")):
         put(root / f"sys/class/kfd/kfd/topology/nodes/{number}/gpu_id", str(gpu))
         put(root / f"sys/class/kfd/kfd/proc/4711/vram_{gpu}", held)
-    text = script(Node(name="n"), brief=True, sysfs=str(root / "sys"))
+    text = render_script(Node(name="n"), brief=True, sysfs=str(root / "sys"))
     facts = read_facts(LocalTransport("n").run(ARGV, stdin=text))
     assert [g.processes for g in facts.gpus] == [{"4711": 0}, {"4711": 1048576}]
 
@@ -85,7 +85,7 @@ def test_a_closed_lock_occupies_its_device_and_nobody_waits_for_it(tmp_path: Pat
     (folder / "gpu-2").symlink_to("/none")
     (folder / "gpu-0").touch()
     on_node = LocalTransport("n", {**os.environ, LOCKS_ENV: str(folder)})
-    facts = read_facts(on_node.run(ARGV, stdin=script(Node(name="n"), brief=True)))
+    facts = read_facts(on_node.run(ARGV, stdin=render_script(Node(name="n"), brief=True)))
     assert occupants(facts, (0, 3), "mine") == ()
     found = occupants(facts, (0, 1, 2), "mine")
     assert [o.id for o in found] == [f"lock {folder}/gpu-1", f"lock {folder}/gpu-2"]
@@ -95,7 +95,9 @@ def test_a_closed_lock_occupies_its_device_and_nobody_waits_for_it(tmp_path: Pat
     reports: list[tuple[str, str]] = []
     for mode in ("wait", "share"):
         engine: Any = SimpleNamespace(list=list)
-        admission = NodeAdmission(on_node, engine, mode, script(Node(name="n"), brief=True), lambda _: (1,), "mine")
+        admission = NodeAdmission(
+            on_node, engine, mode, render_script(Node(name="n"), brief=True), lambda _: (1,), "mine"
+        )
         with pytest.raises(LeftOutError, match="gpu-1") if mode == "wait" else nullcontext():
             admission(threading.Event(), lambda *said: reports.append(said))
     assert [doing for doing, _ in reports] == ["skip", "share"]
@@ -105,7 +107,7 @@ def test_a_closed_lock_occupies_its_device_and_nobody_waits_for_it(tmp_path: Pat
     assert len(reports) == 2, "a worker says it again"
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to("/none")
-    facts = read_facts(on_node.run(ARGV, stdin=script(Node(name="n"), brief=True)))
+    facts = read_facts(on_node.run(ARGV, stdin=render_script(Node(name="n"), brief=True)))
     assert [o.id for o in occupants(facts, (3,), "mine")] == [f"lock {folder}"]
 
 

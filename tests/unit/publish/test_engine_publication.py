@@ -140,6 +140,7 @@ def test_a_file_that_would_make_an_m_slower_is_left_out_with_its_reason(tmp_path
     [
         (("run",), ("--onto", "aiter"), "aiter: is not a checkout of vLLM; the winners are for vLLM"),
         (("run",), ("--onto", "vllm", "--verify"), "an engine's own look-up is asked in any case"),
+        (("run",), ("--onto", "vllm", "--family", "fmoe"), "--family: for AITER's tables"),
         (("run",), ("--onto", "vllm", "--e2e-results", "none.md"), "none.md: no such file"),
         (("run", "a8w8_tuned_gemm.csv"), ("--onto", "vllm"), r"run \(vLLM\), a8w8_tuned_gemm.csv \(AITER\)"),
         (("a8w8_tuned_gemm.csv",), ("--onto", "vllm"), "vllm: is not a checkout of AITER"),

@@ -67,7 +67,7 @@ class Recorded(NodeTrial):
         devices = [{"device": {"gfx": "gfx950"}, "worker": {"gpus": [{}] * n}} for n in gpus]
         (folder / "provenance.json").write_text(json.dumps({"devices": devices}))
         said, passed = [[slot, {"before": {"id": id_}}, {}] for slot, id_ in readings], [[{"us": x}] for x in us]
-        self._step = Answers({selftest.SLOTS: said, selftest.CANARIES: passed}, "", "", folder)
+        self._step = Answers({selftest.SLOT_REPORTS: said, selftest.CANARY_EVENTS: passed}, "", "", folder)
 
     def run_a4w4(self) -> Step:
         return self._step

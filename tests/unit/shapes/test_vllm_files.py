@@ -215,6 +215,7 @@ def test_the_command_writes_a_list_for_each_family(tmp_path: Path) -> None:
     fmoe = read_shapes(tmp_path / "shapes-fmoe.csv", get_family("fmoe")).shapes
     assert [s.key[:5] for s in fmoe] == [(m, 4096, 384, 128, 8) for m in USUAL_KEYS]
     assert "model_dim 4096, inter_dim 384, 128 experts, top 8" in done.out
+    assert f"written: {tmp_path}/shapes-a8w8_blockscale.csv, {tmp_path}/shapes-fmoe.csv" in done.out
     document = from_model("--engine", "vllm", "--tp", "4", "-o", out, "--force", "--json").json()
     assert [x["family"] for x in document["families"]] == ["a8w8_blockscale", "fmoe"]
 

@@ -1,7 +1,8 @@
 """The AITER of a slot as one process of the tuner has it (`Session`), and what its shapes of a family need (`Job`).
 
-tuner.py makes the session when it opens, and a job of it for each group. image.py reads the image, modules.py keeps
-its built modules, workarounds.py mends a scratch copy of its tree.
+tuner.py makes the session when it opens, then a job for the tiny shape that builds the modules, and one for each group.
+run.py starts AITER's processes by a job. image.py reads the image, modules.py keeps its built modules, workarounds.py
+mends a scratch copy of its tree.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ class Job:
     """The parts of AITER, the options and the limits with which the shapes of one family are tuned."""
 
     image: AiterImage
+    """With a scratch copy of the tree, if these shapes need a workaround (`Session.image_for`)."""
     slot: Path
-    """The slot's own folder, with `jit` and `tmp`."""
+    """The slot's own folder (`Session.slot`)."""
     family: Family
     script: TunerScript
     options: AiterOptions
     batch: int
     """Shapes that AITER takes at once."""
     names: KernelNames
-    """Kernel names of the family as far as they are known; filled as rows come."""
+    """Kernel names of the family as far as they are known. The session's, which all its jobs of the family fill."""
     err_ratio: float
     """The largest share of wrong elements of a winner."""
     quiet_s: float = BUILD_QUIET_S
@@ -79,12 +81,17 @@ class Session:
     image: AiterImage
     """With its own tree, which is never changed."""
     slot: Path
+    """The slot's own folder, `aiter/<slot>` below the node folder: AITER builds in its `jit`, and `tmp` is its TMPDIR.
+    It outlives the session."""
     store: ModuleStore
+    """Modules and blocked candidates that the node keeps for this image and chip, beyond the run."""
     blocked: BlockedCandidates
+    """The store's list of blocked candidates, as this slot uses it."""
     kernels: KernelLists
+    """AITER's own lists of kernels in the tree."""
     _names: dict[str, KernelNames] = field(default_factory=dict)
     """By family."""
-    _adapted: dict[tuple[str, ...], AiterImage] = field(default_factory=dict)
+    _with_workarounds: dict[tuple[str, ...], AiterImage] = field(default_factory=dict)
     """The image with a scratch copy of its tree, by the names of the workarounds in it."""
 
     @classmethod
@@ -101,15 +108,35 @@ class Session:
         blocked = BlockedCandidates(store.blocked_file, slot_identity(place, image.digest or image.key))
         return cls(image, slot, store, blocked, KernelLists(image.tree))
 
-    def adapted(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
+    def job(self, family: Family, options: AiterOptions, keys: Iterable[Mapping[str, object]] = ()) -> Job:
+        """The job for shapes of these keys. Its limits of time are those of the small shapes that gemmfleet runs for
+        itself; for a user's group tuner.py replaces them. Raises OSError."""
+        image = self.image_for(family, keys)
+        script = image.script(family)
+        assert script is not None, "else AiterImage.refusal says so, and tuner.py asks for no job"
+        for note in ignored_options(script, options):
+            say(note)
+        return Job(
+            image=image,
+            slot=self.slot,
+            family=family,
+            script=script,
+            options=options,
+            batch=batch_size(family, script, options),
+            names=self._names.setdefault(family.name, KernelNames()),
+            err_ratio=family.aiter.err_ratio,
+        )
+
+    def image_for(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself
         if they need none. Raises OSError."""
         names = tuple(needed_workarounds(self.image.findings, family, keys))
-        if names and names not in self._adapted:
-            self._adapted[names] = self._with_workarounds(names)
-        return self._adapted.get(names, self.image)
+        if names and names not in self._with_workarounds:
+            self._with_workarounds[names] = self._apply(names)
+        return self._with_workarounds.get(names, self.image)
 
-    def _with_workarounds(self, names: tuple[str, ...]) -> AiterImage:
+    def _apply(self, names: tuple[str, ...]) -> AiterImage:
+        """The image with these workarounds; the image itself if one mends nothing."""
         folder = self.slot / "-".join(("tree", *names))
         try:
             scratch, applied = apply_workarounds(self.image.findings, names, folder)
@@ -125,30 +152,10 @@ class Session:
     def applied(self) -> tuple[Applied, ...]:
         """Every workaround in use so far."""
         by_name: dict[str, Applied] = {}
-        for image in self._adapted.values():
+        for image in self._with_workarounds.values():
             for workaround in image.applied:
                 by_name[workaround["name"]] = workaround
         return tuple(by_name.values())
-
-    def job(self, family: Family, options: AiterOptions, keys: Iterable[Mapping[str, object]] = ()) -> Job:
-        """The job for shapes of these keys. Its limits of time are those of the small shapes that gemmfleet runs for
-        itself; for a user's group tuner.py replaces them. Raises OSError, LookupError if the tree has no script of the
-        family."""
-        image = self.adapted(family, keys)
-        script = image.script(family)
-        assert script is not None  # else `refusal` says so
-        for note in ignored_options(script, options):
-            say(note)
-        return Job(
-            image=image,
-            slot=self.slot,
-            family=family,
-            script=script,
-            options=options,
-            batch=batch_size(family, script, options),
-            names=self._names.setdefault(family.name, KernelNames()),
-            err_ratio=family.aiter.err_ratio,
-        )
 
     def env(self) -> dict[str, str]:
         """The environment of a process that tunes nothing."""

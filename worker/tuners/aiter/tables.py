@@ -1,7 +1,14 @@
 """Reads the CSV files that one AITER process writes, and finds the shape of ours that a line or a key belongs to.
 
-AITER rewrites its tuned table and its profile after every batch, not atomically, so we may read half a file. A line
-counts only with its newline and all its cells, and lines once read are kept.
+The tuned table has a line for each shape, AITER's winner; the profile has one for each candidate, with the same
+columns:
+
+    gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio
+    gfx950,256,16,512,1024,3,0,12.5,a4w4_blockscale_x,1.34,95.2,0.01
+
+AITER rewrites both after every batch, not atomically, so we may read half a file. A line counts only with its newline
+and all its cells, and lines once read are kept. tracker.py calls `Tables.read` again and again; journal.py uses
+`ShapeKeys` for the keys in the shim's records.
 """
 
 from __future__ import annotations
@@ -36,12 +43,13 @@ class ShapeKeys:
         """The id of the shape in a line of a table; None if it is not ours, or could be two of ours."""
         return _only([shape for shape, ours in self._cells.items() if _agree(printed, ours)])
 
-    def of_values(self, key: tuple[str, ...]) -> int | None:
-        """The same for the values of a key in order; they may begin with gfx and cu_num."""
-        return _only([shape for shape, ours in self._cells.items() if key and _ends_with(key, tuple(ours.values()))])
+    def of_values(self, printed: tuple[str, ...]) -> int | None:
+        """The same for the values of a key in the shim's record: `("gfx950", "256", "16", "512", "1024")`."""
+        return _only([shape for shape, ours in self._cells.items() if _is_key_of(printed, tuple(ours.values()))])
 
 
 def _only(shapes: list[int]) -> int | None:
+    """The one shape of the list, None for none or several."""
     return shapes[0] if len(shapes) == 1 else None
 
 
@@ -51,12 +59,13 @@ def _agree(printed: Cells, ours: Cells) -> bool:
     return bool(common) and all(_is_same(printed[column], ours[column]) for column in common)
 
 
-def _ends_with(key: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-    """True if `key` is `ours` behind gfx and cu_num, or without columns (of text) that are younger than the image."""
+def _is_key_of(printed: tuple[str, ...], ours: tuple[str, ...]) -> bool:
+    """True if the printed values are ours. Gfx and cu_num may stand before them, and the last ones may be missing:
+    columns of text that are younger than the image. So all sizes, with which ours begin, have to be there."""
     sizes = sum(1 for _ in itertools.takewhile(str.isdigit, ours))
-    for skipped in (2, 1, 0):
-        rest = key[skipped:]
-        if len(rest) >= max(1, sizes) and all(map(_is_same, rest, ours)):
+    for chip_columns in (2, 1, 0):
+        values = printed[chip_columns:]
+        if len(values) >= max(1, sizes) and all(map(_is_same, values, ours)):
             return True
     return False
 
@@ -74,11 +83,11 @@ def _is_same(theirs: str, ours: str) -> bool:
 class Tables:
     """Rows of one process's files so far, by shape; a file that shrinks or breaks takes nothing back."""
 
-    def __init__(self, family: Family, columns: tuple[str, ...], shapes: Keys, limit: float) -> None:
-        """`columns`: those of the untuned CSV, by our names. `limit`: the largest errRatio of an `ok`."""
+    def __init__(self, family: Family, columns: tuple[str, ...], keys: Keys, err_limit: float) -> None:
+        """`columns`: those of the untuned CSV, by our names. `err_limit`: the largest errRatio of an `ok`."""
         self._family = family
-        self._limit = limit
-        self._keys = ShapeKeys(columns, shapes)
+        self._err_limit = err_limit
+        self._keys = ShapeKeys(columns, keys)
         self._our_names = dict(zip(family.to_aiter(columns), columns, strict=True))
         self._stamps: dict[Path, tuple[int, int]] = {}
         """Time and size of each file as it was read last."""
@@ -93,7 +102,7 @@ class Tables:
         """Take in what is new in the files; True if there was anything."""
         has_news = False
         for shape, cells in self._new_lines(tuned):
-            row = to_row(self._family, cells, self._limit)
+            row = to_row(self._family, cells, self._err_limit)
             if self.tuned.get(shape) != row:
                 self.tuned[shape] = row
                 has_news = True
@@ -102,7 +111,7 @@ class Tables:
             rows = self._profile.setdefault(shape, {})
             candidate = tuple(cell for name, cell in cells.items() if name not in _MEASURED)
             if candidate not in rows:
-                rows[candidate] = to_row(self._family, cells, self._limit)
+                rows[candidate] = to_row(self._family, cells, self._err_limit)
                 has_news = True
         return has_news
 

@@ -101,7 +101,7 @@ class AiterTuner:
         family = FAMILIES.get(options.family)
         if family is not None and not image.refusal(family):
             if family.aiter.pads_k_to:  # report now the workarounds that shapes with a padded K will need
-                session.adapted(family, [{"K": family.aiter.pads_k_to + 1}])
+                session.image_for(family, [{"K": family.aiter.pads_k_to + 1}])
             self._build(session.job(family, options), lambda: None)
         return {**image.device, "aiter": {**image.as_json(), "applied": [_brief(a) for a in session.applied]}}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from worker.registry import boolean, option, parse_options, text
@@ -50,6 +51,15 @@ class EngineOptions(SearchOptions):
     captured_only: bool = option(False, boolean)  # no drawn routings beside the captured ones
 
 
+def parse_engine_options(tuner: str, raw: Mapping[str, Any]) -> EngineOptions:
+    """The options of an engine's tuner. Raises ValueError, also if captured routings alone are wanted and none are
+    named."""
+    options = parse_options(EngineOptions, tuner, raw)
+    if options.captured_only and not (options.captured or options.topk_ids):
+        raise ValueError("captured_only: there are no captured routings; name their folder with --topk-ids DIR")
+    return options
+
+
 def engine_spec(
     name: str, tuner_class: str, families: tuple[str, ...], why_not: Mapping[str, str] | None = None
 ) -> TunerSpec:
@@ -58,7 +68,7 @@ def engine_spec(
         name=name,
         tuner_class=tuner_class,
         software=name,
-        parse_options=lambda raw: parse_options(EngineOptions, name, raw),
+        parse_options=partial(parse_engine_options, name),
         families=lambda options: families,
         why_not=why_not or {},
         cost_factor=cost_factor,

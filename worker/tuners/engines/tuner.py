@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from worker.families import FAMILIES
 from worker.protocol import Spec
 from worker.protocol.paths import SGLANG_ROOT_ENV, VLLM_ROOT_ENV
-from worker.registry import parse_options
 from worker.triton_configs.engine_package import (
     PROJECT_NAMES,
     EngineDevice,
@@ -27,7 +26,7 @@ from worker.triton_configs.engine_package import (
 )
 from worker.tuners.engines.engine_file import EngineFile
 from worker.tuners.engines.engine_seeds import EngineSeeds
-from worker.tuners.engines.specs import EngineOptions
+from worker.tuners.engines.specs import parse_engine_options
 from worker.tuners.search.bucket import group_by_file
 from worker.tuners.search.measuring_process import NoDeviceError
 from worker.tuners.search.options import SearchOptions
@@ -107,7 +106,7 @@ class VllmTuner(EngineTuner):
 
     engine = "vllm"
     root_variable = VLLM_ROOT_ENV
-    read_options = staticmethod(partial(parse_options, EngineOptions, engine))
+    read_options = staticmethod(partial(parse_engine_options, engine))
 
     def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
         from worker.tuners.engines.linear import LinearSource
@@ -122,7 +121,7 @@ class SglangTuner(EngineTuner):
 
     engine = "sglang"
     root_variable = SGLANG_ROOT_ENV
-    read_options = staticmethod(partial(parse_options, EngineOptions, engine))
+    read_options = staticmethod(partial(parse_engine_options, engine))
 
     def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
         import triton

@@ -98,12 +98,18 @@ def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"kind": "a16w16"}, "unknown option 'kind'"), ({"counts": {"1x2x3": -1}}, "not numbers of calls")],
+    [
+        ({"kind": "a16w16"}, "unknown option 'kind'"),
+        ({"counts": {"1x2x3": -1}}, "not numbers of calls"),
+        ({"captured_only": True}, "no captured routings; name their folder with --topk-ids DIR"),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     spec = get_tuner("vllm")
     check_tuner_options(spec, {"search": "exhaustive", "root": "/opt/vllm"})
     with pytest.raises(InputError, match=words):
         check_tuner_options(spec, options)
-    with pytest.raises(InputError, match="does not tune family a16w16"):
+    with pytest.raises(
+        InputError, match=r"does not tune family a16w16; .*\(--tuner for a16w16: aiter, aiter-triton, torch\)"
+    ):
         check_family(spec, "a16w16", {})
