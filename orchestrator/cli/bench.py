@@ -16,7 +16,7 @@ from orchestrator.cli.bench_page import bench_page
 from orchestrator.cli.driving import make_request, start
 from orchestrator.cli.live_view import make_view
 from orchestrator.cli.options import FamilyOpt, InventoryOpt, RunFlags, SettingFlags, parse_tuner_options
-from orchestrator.cli.plan_page import plan_page, show_notes
+from orchestrator.cli.plan_page import announce_run, plan_page, show_notes
 from orchestrator.command_hints import command
 from orchestrator.controller.drive import drive as drive_run
 from orchestrator.controller.prepare import prepare
@@ -152,6 +152,7 @@ def _bench_images(prepared: PreparedRun, request: RunRequest, sides: Sequence[Si
     if flags.plan:
         return plan_page(prepared)
     show_notes(prepared, quiet=flags.json_)
+    announce_run(prepared.config.run, quiet=flags.json_)
 
     def drive_pass(paths: RunPaths, what: str) -> str:
         print(f"{what}: run {paths.run}", file=sys.stderr if flags.json_ else sys.stdout, flush=True)

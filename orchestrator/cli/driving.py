@@ -16,7 +16,7 @@ from orchestrator.cli.bench_page import bench_page
 from orchestrator.cli.ending import EXIT_CODES, FAILED_SHAPES, end_page
 from orchestrator.cli.live_view import make_view
 from orchestrator.cli.options import RunFlags, SettingFlags
-from orchestrator.cli.plan_page import plan_page, show_notes
+from orchestrator.cli.plan_page import create_run, plan_page
 from orchestrator.cli.printer import print_page
 from orchestrator.command_hints import command
 from orchestrator.controller.context import DriveSettings
@@ -47,8 +47,7 @@ def start(prepared: PreparedRun, flags: RunFlags) -> Page:
     """Return the plan of a run, or create and drive it, and return its report."""
     if flags.plan:
         return plan_page(prepared)
-    show_notes(prepared, quiet=flags.json_ or flags.detach)
-    paths = prepared.create()
+    paths = create_run(prepared, quiet=flags.json_ or flags.detach)
     return detach(paths) if flags.detach else drive_here(paths, json_=flags.json_)
 
 

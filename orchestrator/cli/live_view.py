@@ -28,8 +28,10 @@ MOST_DETAILS = 2
 
 
 def make_view(every: float = 10.0, *, quiet: bool = False) -> RichView | LineView:
-    """Return RichView if standard output is a terminal, else LineView. `quiet`: only notes, on standard error."""
-    return RichView() if sys.stdout.isatty() and not quiet else LineView(every, quiet=quiet)
+    """Return RichView if standard output is a terminal that can be redrawn, else LineView: rich shows nothing on a
+    terminal whose TERM is dumb. `quiet`: only notes, on standard error."""
+    can_redraw = sys.stdout.isatty() and not console().is_dumb_terminal
+    return RichView() if can_redraw and not quiet else LineView(every, quiet=quiet)
 
 
 class LineView:

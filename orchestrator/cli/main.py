@@ -6,7 +6,6 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from orchestrator.cli.app import app
 from orchestrator.errors import OrchestratorError
 from worker.text import uncoloured
 
@@ -19,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     A user's mistake ends in a message and an exit code, never in a traceback. Raises SystemExit.
     """
     try:
+        from orchestrator.cli.app import app  # here, because Ctrl-C may come while typer is imported
+
         app(args=argv)
     except OrchestratorError as e:
         sys.stdout.flush()
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _describe_file_error(error: OSError) -> str:
     """Return what happened to which file, and what to do."""
     where = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.EROFS:
+        return f"{where}{error.strerror}: copy it to a disk that can be written, or write elsewhere"
     if error.errno in DISK_FULL:
         return f"{where}{error.strerror}: free some space, or write elsewhere"
     return f"{where}{error.strerror}: was it removed meanwhile, or is it not yours?"

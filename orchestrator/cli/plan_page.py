@@ -14,7 +14,7 @@ from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.machines.node_files import node_folders
 from orchestrator.machines.node_plan import NodePlan
 from orchestrator.pages import Page
-from orchestrator.paths import RunConfig
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning.plan import Plan, seconds_of
 from orchestrator.shapes.model import describe
 from orchestrator.view.formatting import describe_time_left, describe_uncounted_wait
@@ -25,9 +25,25 @@ MOST_NAMES = 20
 
 
 def show_notes(prepared: PreparedRun, *, quiet: bool) -> None:
-    """Print the notes on the input and the defaults, and announce the run. `quiet`: on standard error."""
+    """Print the notes on the input and the defaults, and what will run. `quiet`: on standard error."""
     lines = [f"note: {note}" for note in prepared.plan.notes]
-    lines += [headline(prepared.plan), f"run {prepared.config.run}"]
+    _print_lines([*lines, headline(prepared.plan)], quiet=quiet)
+
+
+def create_run(prepared: PreparedRun, *, quiet: bool) -> RunPaths:
+    """Print the notes, create the run, and only then announce it: a run that is named can be resumed."""
+    show_notes(prepared, quiet=quiet)
+    paths = prepared.create()
+    announce_run(paths.run, quiet=quiet)
+    return paths
+
+
+def announce_run(run: str, *, quiet: bool) -> None:
+    """Print the id of a run or of a bench of images. `quiet`: on standard error."""
+    _print_lines([f"run {run}"], quiet=quiet)
+
+
+def _print_lines(lines: Sequence[str], *, quiet: bool) -> None:
     print(*map(plain, lines), sep="\n", file=sys.stderr if quiet else sys.stdout, flush=True)
 
 

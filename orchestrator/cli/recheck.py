@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.driving import drive_to_end, make_request
 from orchestrator.cli.ending import EXIT_CODES, NextCommand, end_page, next_lines
 from orchestrator.cli.options import FamilyOpt, InventoryOpt, RunFlags, SettingFlags, parse_tuner_options
-from orchestrator.cli.plan_page import plan_page, show_notes
+from orchestrator.cli.plan_page import create_run, plan_page
 from orchestrator.cli.printer import plain, print_page
 from orchestrator.controller.prepare import prepare
 from orchestrator.controller.prepared_run import PreparedRun
@@ -67,8 +67,7 @@ def recheck(
     prepared, rows = prepare_recheck(request, profile or [], runners_up)
     if run.plan:
         return plan_page(prepared)
-    show_notes(prepared, quiet=run.json_)
-    paths = prepared.create()
+    paths = create_run(prepared, quiet=run.json_)
     write_rows(paths.recheck, str(table), rows, slower)
     state, error = drive_to_end(paths, json_=run.json_)
     if error is not None:

@@ -31,7 +31,7 @@ from orchestrator.ledger.writer import Ledger
 from orchestrator.machines.node_files import worker_code
 from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.policy import Policy
-from orchestrator.results.export import export, make_provenance
+from orchestrator.results.export import export, make_provenance, write_results
 from orchestrator.results.run_results import RunResults
 from orchestrator.view.header import RunHeader
 from orchestrator.view.live import LiveStatus
@@ -57,6 +57,7 @@ def drive(
     with run_lock(paths), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
         warn_without_wal(ledger, watcher)
         if not cancel and not retry and not _goes_on(ledger, config, watcher):
+            write_results(RunResults.read(ledger), paths, config.options)  # a user may have damaged or removed one
             return "finished"
         with _interrupts(handle_signals) as interrupts:
             limited = ""

@@ -45,10 +45,13 @@ class PreparedRun:
 
     def create(self) -> RunPaths:
         """Make the run folder with run.yaml and a ledger that knows all shapes and units. If it cannot be written,
-        raise InputError and leave no folder."""
+        raise InputError and leave no folder; Ctrl-C leaves none either."""
         paths = create_run_folder(self.request.runs, self.config.run)
         try:
             return replace(self, config=replace(self.config, created=time.time()))._fill(paths)
+        except KeyboardInterrupt:
+            shutil.rmtree(paths.root, ignore_errors=True)
+            raise
         except (OSError, sqlite3.Error, LedgerError) as e:
             shutil.rmtree(paths.root, ignore_errors=True)
             cause = e.__cause__ if isinstance(e, LedgerError) else e

@@ -15,6 +15,8 @@ from orchestrator.files.faults import Faults, escaped, shown
 Loc = tuple[str | int, ...]
 """The place of a value in a document: its keys and positions from the top."""
 _ALIAS = "an alias (*name): write what nodes share under defaults instead"
+_TAB = "found character '\\t' that cannot start any token"
+"""PyYAML's words for a line that is indented with a tab."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -87,4 +89,6 @@ def _describe_error(error: yaml.YAMLError | RecursionError) -> str:
     words = [part for part in parts if part]
     if _ALIAS in words:
         return _ALIAS
+    if _TAB in words:
+        return "is not valid YAML: a tab where YAML wants spaces: indent with spaces"
     return f"is not valid YAML: {escaped((', '.join(words) or str(error))[:200])}"

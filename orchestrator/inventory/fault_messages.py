@@ -24,6 +24,7 @@ from worker.text import did_you_mean
 
 _TYPES = {
     "string_type": "must be text: put it in quotes",
+    "int_type": "must be a whole number, without quotes",
     "tuple_type": "must be a list, such as [a, b]",
     "dict_type": "must be a mapping of names to values",
     "model_type": "must be a mapping of options to values",

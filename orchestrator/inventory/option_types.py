@@ -146,7 +146,14 @@ PlainText = Annotated[
 Absolute = Annotated[
     ReferenceText, must(r"/[^:]*", "must be a path on the node that begins with '/', without ':'", "/x")
 ]
-Host = Annotated[Text, must(_HOST, "must be a host name, an address or a name of your SSH configuration, alone")]
+Host = Annotated[
+    Text,
+    must(
+        _HOST,
+        "must be a host name, an address or a name of your SSH configuration, alone; the login goes into user:, the"
+        " port into port:",
+    ),
+]
 User = Annotated[Text, must(_USER, "must be a login name")]
 Jump = Annotated[
     Text, must(f"none|{_HOP}(?:,{_HOP})*", "must be [USER@]HOST[:PORT], several with ',' between, or none")

@@ -139,7 +139,10 @@ class CostModel:
         ratio = median([sample.seconds / max(self._attempt_s(sample), 1e-9) for sample in good])
         scaled = [ratio * seconds for seconds in (self.setup_s, self.shape_s, self.flop_s, self.weight_s)]
         if len(good) >= FEWEST_FOR_FIT:
-            features = [(1.0, sample.shapes, sample.flops, sample.weights) for sample in good]
+            # in groups of one size the set-up cannot be told from what each shape costs, and shapes without a cost
+            # would be dealt one by one
+            set_up = float(len({sample.shapes for sample in good}) > 1)
+            features = [(set_up, sample.shapes, sample.flops, sample.weights) for sample in good]
             scaled = _robust_fit(features, [sample.seconds for sample in good], scaled)
         setup_s, shape_s, flop_s, weight_s = scaled
         fitted = CostModel(setup_s, shape_s, flop_s, weight_s, "", median(starts) if starts else self.start_s)

@@ -180,7 +180,8 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     if kind.alone:
         return kind.waiting[0].shapes
     if not state.shares_end:  # as few groups as possible, all about equal
-        group_s = kind.seconds / math.ceil(kind.seconds / max(group_s, 1e-9) - 1e-6)
+        number = math.ceil(kind.seconds / max(group_s, 1e-9) - 1e-6)
+        group_s = kind.seconds / max(1, number)  # 0 groups, if earlier runs say that a shape takes no time
     return _join(unit.shapes for unit in _sample(kind, group_s))
 
 

@@ -1,6 +1,7 @@
 """The result files of a run, written from its ledger, each complete or absent (docs/reference/files.md).
 
-At the end of a run the controller calls `make_provenance`, then `export`, which writes the files. A merge takes
+At the end of a run the controller calls `make_provenance`, then `export`, which writes the files; a `resume` with
+nothing left to do calls `write_results`, because a file may have been damaged meanwhile. A merge takes
 `winner_rows` and `candidate_rows`. The files of a bench are in `bench.py`; the record beside a row of a tuned table is
 in `run_facts.py`.
 """
@@ -34,22 +35,24 @@ MOST_BLOCKED = 1000
 
 
 def export(results: RunResults, paths: RunPaths, provenance: Document) -> None:
-    """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and provenance.json.
+    """Write the result files and provenance.json. Raises OSError."""
+    provenance |= write_results(results, paths, provenance.get("options", {}))
+    text = json.dumps(provenance, indent=1, ensure_ascii=False, default=str)
+    write_atomic(paths.provenance, f"{text}\n")
 
-    Raises OSError.
-    """
+
+def write_results(results: RunResults, paths: RunPaths, options: Document) -> Document:
+    """Write tuned.csv and profile.csv (a bench: its own files), failed.csv and config files, and return what
+    provenance.json says of the last. `options`: of the run. Raises OSError."""
     ledger = results.ledger
     tuner = recorded_tuner(ledger.meta("tuner", ""))
     if tuner.side_by_side:  # no winners of a search: backends side by side
-        BenchResults.of_run(ledger, paths, provenance["options"]).write()
+        BenchResults.of_run(ledger, paths, options).write()
     else:
         write_tuned(results, paths)
         write_profile(results, paths.profile)
-    if tuner.produces == "configs":
-        provenance["configs"] = write_winners(ledger, paths.root)
     write_failed(results, paths)
-    text = json.dumps(provenance, indent=1, ensure_ascii=False, default=str)
-    write_atomic(paths.provenance, f"{text}\n")
+    return {"configs": write_winners(ledger, paths.root)} if tuner.produces == "configs" else {}
 
 
 def write_tuned(results: RunResults, paths: RunPaths) -> None:

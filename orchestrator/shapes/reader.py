@@ -26,7 +26,7 @@ from orchestrator.files.read import Text, decode, has_content, read_bytes, read_
 from orchestrator.shapes.model import Key, Shape, ShapeList
 from orchestrator.tables.table_names import family_in_name, table_of_others
 from worker.families import BOOLEANS, FAMILIES, Column, Family, Limit
-from worker.text import did_you_mean
+from worker.text import did_you_mean, plural
 
 _SENTENCES = {
     "spaces": ("dropped spaces around 1 cell", "dropped spaces around {n} cells"),
@@ -161,6 +161,8 @@ class CellReader:
 IGNORED = {"gfx", "cu_num", "_tag"}.union(*(family.result_columns for family in FAMILIES.values()))
 
 MAX_COLUMNS = 256
+COMMENT = "#"
+_COMMENT_FAULT = "a comment: a shapes file has none, drop the line"
 
 # an unknown column as like a key column that the file lacks (difflib's ratio) is taken for a misspelling of it, since
 # the shapes would silently get that column's default
@@ -169,10 +171,12 @@ LIKE_A_KEY = 0.7
 
 def _not_a_header(text: str, names: Sequence[str], family: Family) -> str | None:
     """The fault of a first line that is no header at all."""
+    if names[0].startswith(COMMENT):
+        return _COMMENT_FAULT
     if len(names) > MAX_COLUMNS:
         return f"the header has {len(names)} columns, and a shapes file has at most {MAX_COLUMNS}"
     if len(names) == 1:
-        for separator, word in ((";", "';'"), ("\t", "tabs"), ("|", "'|'")):
+        for separator, word in ((";", "';'"), ("\t", "tabs"), ("|", "'|'"), (" ", "spaces")):
             if separator in text.strip():
                 return f"the columns are separated by {word}: separate them by commas"
     if all(_DIGITS.match(name) for name in names):
@@ -397,15 +401,15 @@ class _Table:
         if not has_content(line):
             self.notes.count("blank", number)
             return None
-        if line.lstrip(BLANK).startswith("#"):
-            self.faults.add("a comment: a shapes file has none, drop the line", line=number)
+        if line.lstrip(BLANK).startswith(COMMENT):
+            self.faults.add(_COMMENT_FAULT, line=number)
             return None
         if '"' in line:
             self.notes.count("quotes", number)
         width = len(self._header)
         if len(cells) != width:
             size = "short" if len(cells) < width else "long"
-            what = f"the row is too {size}: it has {len(cells)} cells, the header {width}"
+            what = f"the row is too {size}: it has {plural(len(cells), 'cell')}, the header {width}"
             self.faults.add(what, line=number, column=self._label(min(len(cells), width)))
             return None
         values: list[int | str] = []

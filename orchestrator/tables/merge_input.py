@@ -133,7 +133,7 @@ def open_sources(
 
 def _fault_of_run(run: Path) -> str:
     if not (run / "tuned.csv").is_file():
-        return f"{run}: holds no tuned.csv; is it a run's folder, and did the run end?"
+        return f"{run}: holds no tuned.csv; is it a run's folder, and did the run end? `resume` writes it again"
     if has_config_files(run):
         merge = command(f"configs merge {shlex.quote(str(run))} --into TREE")
         return f"{run}: its winners are config files, which no table names; merge them so: {merge}"

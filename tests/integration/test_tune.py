@@ -156,9 +156,11 @@ def test_a_finished_run_leaves_its_nodes_alone_and_cancel_stops_a_worker_that_ca
     bench.shapes(groups=2)
     assert bench.tune().code == 0
     stop, epoch = bench.folder() / "control/stop", bench.folder() / "epoch"
-    kept = (stop.read_bytes(), epoch.read_bytes())
+    kept = [path.read_bytes() for path in (stop, epoch, bench.paths.tuned, bench.paths.profile)]
+    bench.paths.tuned.write_text("")  # by a user who had it open
+    bench.paths.profile.unlink()
     assert "every shape of this run is settled: nothing was started" in bench.run("resume").out
-    assert (stop.read_bytes(), epoch.read_bytes()) == kept
+    assert [path.read_bytes() for path in (stop, epoch, bench.paths.tuned, bench.paths.profile)] == kept
     assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
     stop.unlink()
     subprocess.run(["sh", bench.folder() / "launch.sh", "start"], stdin=subprocess.DEVNULL, check=True)

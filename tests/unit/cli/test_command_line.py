@@ -106,6 +106,35 @@ def loaded(words: str) -> set[str]:
     return set(done.stderr.split())
 
 
+def test_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
+    code = """
+import sys
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+from orchestrator.cli.main import main
+main([])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_while_a_run_is_created_leaves_none_and_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_ctrl_c(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunConfig, "write", press_ctrl_c)
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("M,N,K\n1,64,64\n")
+    done = run("tune", shapes, "--tuner", "replay", "--runs", tmp_path / "runs")
+    assert (done.code, list((tmp_path / "runs").iterdir())) == (130, [])
+    assert "\nrun " not in done.out
+
+
 @pytest.mark.parametrize("words", ["--help", "--version", "db --help"])
 def test_a_list_of_commands_loads_the_table_and_the_glue_to_typer_only(words: str) -> None:
     modules = loaded(words)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator import clean
-from orchestrator.cli.live_view import LineView, picture
+from orchestrator.cli.live_view import LineView, RichView, make_view, picture
 from orchestrator.cli.printer import plain
 from orchestrator.cli.status import Screen
 from orchestrator.cli.status_rows import node_row, slot_rows
@@ -71,6 +73,18 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     assert "\x1b" not in lines[1]
     assert lines[1].startswith("! a slot ")
     assert lines[2] == "0/3 shapes measured"
+
+
+@pytest.mark.parametrize(("term", "view"), [("xterm", RichView), ("dumb", LineView)])
+def test_a_terminal_that_cannot_be_redrawn_gets_plain_lines(
+    term: str, view: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, terminal = os.openpty()
+    with open(controller, "rb"), open(terminal, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        monkeypatch.setenv("TERM", term)
+        with contextlib.closing(make_view()) as made:
+            assert type(made) is view
 
 
 def test_no_view_cuts_a_command_that_is_to_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

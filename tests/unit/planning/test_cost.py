@@ -58,6 +58,8 @@ def test_fit_finds_the_numbers_back_also_among_noise_and_outliers() -> None:
     fitted = GUESS.fit(measured(TRUTH, 60))
     assert numbers(fitted) == pytest.approx(numbers(TRUTH), rel=1e-3)
     assert fitted.source == "fitted to 60 attempts of earlier runs (median error 0%)"
+    of_one_size = GUESS.fit([CostSample(5, 1e6 * n, 1e5, 1.26) for n in range(1, 9)])
+    assert numbers(of_one_size) == pytest.approx([0, 1.26 / 5, 0, 0])
     samples = measured(TRUTH, 80, noise=0.1)
     broken = [replace(s, seconds=s.seconds * wrong) for s, wrong in zip(samples[:16], (50, 0.05) * 8, strict=True)]
     fitted = GUESS.fit(broken + samples[16:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator import events as ev
@@ -53,9 +53,10 @@ def test_a_group_is_the_longest_unit_and_every_kth_of_the_rest() -> None:
 
 
 @given(
-    costs=st.lists(st.floats(0.1, 500.0), min_size=1, max_size=60),
+    costs=st.lists(st.floats(0.1, 500.0) | st.just(0.0), min_size=1, max_size=60),
     nodes=st.integers(1, 4), size=st.integers(1, 3), mixes=st.booleans(), setup=st.sampled_from([0.0, 5.0]),
 )  # fmt: skip
+@example(costs=[0.0, 0.0], nodes=1, size=1, mixes=False, setup=5.0)
 @drawn(60, fixed=True)
 def test_units_are_never_cut_and_every_shape_is_dealt_once(
     costs: list[float], nodes: int, size: int, mixes: bool, setup: float

@@ -176,6 +176,8 @@ def test_wrong_text(path: Path, cell: str, says: str) -> None:
         ("M,N,K,bais", ["1:bais: unknown column 'bais' for family a16w16; did you mean bias?"]),
         ("M,N,K,", ["1:column 4: a column without a name"]),
         ("M;N;K", ["1: the columns are separated by ';'"]),
+        ("M N K", ["1: the columns are separated by spaces: separate them by commas"]),
+        ("# M,N,K of llama", ["1: a comment: a shapes file has none, drop the line"]),
         ("16,32,64", ["1: there is no header: the first line must name the columns, M,N,K"]),
         (",".join(f"c{i}" for i in range(300)), ["1: the header has 300 columns"]),
     ],
