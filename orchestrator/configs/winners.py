@@ -130,8 +130,8 @@ def read_winners(run: Path) -> list[WinnerFile]:
     table = run / ENGINE_FOLDERS.get(engine_of_winners(run), AITER_FOLDER) / TABLE
     if not table.is_file():
         raise InputError(
-            f"{run}: holds no {AITER_FOLDER}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner"
-            " has one"
+            f"{run}: holds no {TABLE} in configs/aiter, configs/vllm or configs/sglang; a finished run of"
+            " `tune --tuner aiter-triton`, `vllm` or `sglang` has one"
         )
     decisions: list[BucketDecision] = []
     faults = Faults(table)
