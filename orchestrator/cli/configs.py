@@ -136,6 +136,8 @@ def check_configs(
         raise InputError(f"--build {build}: with --engine, name an override folder (VLLM_TUNED_CONFIG_FOLDER)")
     with opened_tree(engine or build, inventory, triton=True) as root:
         name = project or ("vllm" if engine else _only_project(root))
+        if project and not engine:
+            _refuse_missing_project(build, root, project)
         of_others = {"--device": device, "--engine": engine} if name == "aiter" else {"--gfx": gfx, "--family": family}
         misplaced = [option for option, value in of_others.items() if value]
         if misplaced:
@@ -155,11 +157,23 @@ def check_configs(
 def _only_project(root: Path) -> str:
     """Return the project whose configs lie in a folder; "aiter" if it holds no configs. Raises InputError if it holds
     those of several projects."""
-    projects = ["aiter"] if (root / CONFIGS).is_dir() else []
-    projects += [package.project for package in packages_in(root)]
+    projects = _projects_in(root)
     if len(projects) > 1:
         raise InputError(f"there are {', '.join(projects)}: say with --project which one to check")
     return projects[0] if projects else "aiter"
+
+
+def _projects_in(root: Path) -> list[str]:
+    """Return the projects whose configs lie in a folder."""
+    projects = ["aiter"] if (root / CONFIGS).is_dir() else []
+    return projects + [package.project for package in packages_in(root)]
+
+
+def _refuse_missing_project(build: str, root: Path, project: str) -> None:
+    """Raise InputError if a folder holds other projects, and not this one."""
+    projects = _projects_in(root)
+    if projects and project not in projects:
+        raise InputError(f"--project {project}: {build} holds {', '.join(projects)}; leave out --project to check that")
 
 
 def _check_aiter(
@@ -180,7 +194,7 @@ def _check_aiter(
 def _show_coverage(root: Path, project: str, source: Path, device: str | None) -> Page:
     """Show which devices have a config file of vLLM or SGLang for the layers of a list or log."""
     if project == "aiter":
-        raise InputError("--coverage is for the configs of vLLM and SGLang")
+        raise InputError("--coverage is for the configs of vLLM and SGLang: name a folder with one of them by --build")
     with _engine_errors(f"the files of {project} are read"):
         from orchestrator.configs import coverage  # imports triton
 

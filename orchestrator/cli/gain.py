@@ -58,17 +58,21 @@ def gain(
     paths = find_run(runs, run)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
+        engine = engine_of_winners(paths.root)
+        if before and engine:
+            raise InputError(f"--before: leave it out, because the tuner {engine} measured the times before as well")
         calls = read_calls(workload, family) if workload else calls_of_run(paths, ledger)
-        if engine_of_winners(paths.root):
+        if engine:
             won = gain_of_engine(paths.root, calls, family)
         else:
             winners = ledger.winners()
             won = gain_of_workload(winners, calls, times_before(paths, winners, before, family), family)
     if not won.rows:
-        raise InputError(
-            f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload or 'the run'} has a time before the run;"
-            " name the table of then with --before"
+        fault = (
+            f"{paths.run}: none of {plural(len(calls), 'shape')} of {workload or 'the run'} has a time before the run"
         )
+        way_out = "give a list of layers and M that it measured" if engine else "name the table of then with --before"
+        raise InputError(f"{fault}; {way_out}")
     steps = _steps(won, family)
     page = Page(_document(paths.run, won, steps, seconds))
     _add_rows(page, won)

@@ -20,9 +20,9 @@ from orchestrator.machines.workload_capture import WorkloadLog, capture_here, ca
 from orchestrator.pages import Page
 from orchestrator.planning.plan import risk_notes
 from orchestrator.shapes.aiter_log import Misses, count_misses
-from orchestrator.shapes.from_model import Ranks, model_shapes, parse_m
+from orchestrator.shapes.from_model import ModelShapes, Ranks, model_shapes, parse_m
 from orchestrator.shapes.model import Key, describe, pad_calls, render_shapes, write_list
-from orchestrator.shapes.model_config import read_model
+from orchestrator.shapes.model_config import Model, read_model
 from orchestrator.shapes.reader import family_of_list, read_shapes
 from orchestrator.shapes.vllm_files import file_columns, sglang_shapes, vllm_shapes
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
@@ -128,34 +128,42 @@ def list_from_model(
     model = read_model(config, quantised=_is_quantised(columns))
     engine_notes: list[str] = []
     if engine:
-        shapes_of = vllm_shapes if engine == "vllm" else sglang_shapes
-        lists, engine_notes = shapes_of(model, tokens, ranks, columns)
-        lists = {name: shapes for name, shapes in lists.items() if family in (None, name)}
+        by_family, engine_notes = _engine_shapes(engine, family, model, tokens, ranks, columns)
     else:
-        lists = {gemm_family.name: model_shapes(model, gemm_family, tokens, ranks, only=only, columns=columns)}
-    if not lists:
-        raise InputError([f"no shape of family {family} in the config files that {engine} looks up", *engine_notes])
+        by_family = {gemm_family.name: model_shapes(model, gemm_family, tokens, ranks, only=only, columns=columns)}
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     files: list[Path | None] = []
-    for name, shapes in lists.items():
-        of_family = FAMILIES[name]
-        calls, saving = pad_calls(shapes.calls, of_family, _pad_level(pad_m, coarse))
-        files.append(_list_file(out, name, list(lists)))
-        _write_list(files[-1], of_family, force, calls, model.placed.listing.version)
-        size = len(calls)
+    for name, shapes in by_family.items():
+        calls, saving = pad_calls(shapes.calls, FAMILIES[name], _pad_level(pad_m, coarse))
+        files.append(_list_file(out, name, list(by_family)))
+        _write_list(files[-1], FAMILIES[name], force, calls, transformers=model.placed.listing.version)
         notes = [*shapes.notes, *saving]
         if not engine:
-            notes += risk_notes(of_family, calls)
-        documents.append({"family": name, "tp": tp, "shapes": size, "layers": dict(shapes.layers), "notes": notes})
-        lines.append(f"{plural(size, 'shape')} of family {name} for one rank of {tp}")
-        lines += [f"  {layer:14} {what}" for layer, what in shapes.layers]
+            notes += risk_notes(FAMILIES[name], calls)
+        layers_by_name = dict(shapes.layers)
+        documents.append({"family": name, "tp": tp, "shapes": len(calls), "layers": layers_by_name, "notes": notes})
+        lines.append(f"{plural(len(calls), 'shape')} of family {name} for one rank of {tp}")
+        lines += [f"  {layer:14} {sizes}" for layer, sizes in shapes.layers]
         lines += [f"  {note}" for note in notes]
     page = Page({"families": documents, "notes": engine_notes} if engine else documents[0])
     _add_summary(page, out, [*lines, *engine_notes])
     if out:
         page.line(f"written: {', '.join(map(str, files))}")
     return page
+
+
+def _engine_shapes(
+    engine: str, family: str | None, model: Model, tokens: Sequence[int], ranks: Ranks, columns: Mapping[str, str]
+) -> tuple[dict[str, ModelShapes], list[str]]:
+    """(the shapes of the config files that an engine looks up, by family; sentences about them). `family`: only this
+    one. Raises InputError."""
+    shapes_of = vllm_shapes if engine == "vllm" else sglang_shapes
+    by_family, notes = shapes_of(model, tokens, ranks, columns)
+    by_family = {name: shapes for name, shapes in by_family.items() if family in (None, name)}
+    if not by_family:
+        raise InputError([f"no shape of family {family} in the config files that {engine} looks up", *notes])
+    return by_family, notes
 
 
 def list_from_log(
@@ -185,7 +193,7 @@ def list_from_log(
     complete = partial(file_columns, read_model(model)) if model else None
     misses.add_files(parse_m(m) if m else USUAL_KEYS, _parse_columns(set_), complete)
     source = f"{plural(misses.lines, 'line')} of {plural(len(logs), 'log')}"
-    return _write_misses(misses, source, _MissedList(name, out, _pad_level(pad_m, coarse), force, top, least))
+    return _write_misses(misses, source, _ListOptions(name, out, _pad_level(pad_m, coarse), force, top, least))
 
 
 def capture(
@@ -225,27 +233,30 @@ def capture(
         misses.notes.append("config files of vLLM or SGLang are missing: read the log with from-log")
     ended = "" if code == 0 else f", which ended with code {code}"
     source = f"{plural(misses.lines, 'line')} of {command[0]}{ended}"
-    page = _write_misses(misses, source, _MissedList(name, out, _pad_level(pad_m, coarse), force, top, least))
+    page = _write_misses(misses, source, _ListOptions(name, out, _pad_level(pad_m, coarse), force, top, least))
     page.code = int(code != 0)
     return page
 
 
-class _MissedList(NamedTuple):
-    """Options of the lists of missed shapes. `family`: only this one. `top`: only as many, the most frequent.
-    `least`: only shapes with as many lines."""
+class _ListOptions(NamedTuple):
+    """The options of `from-log` and `capture` for their lists."""
 
     family: str | None
+    """Only this one."""
     out: Path | None
-    level: PadLevel | None
+    pad_level: PadLevel | None
     force: bool
     top: int | None
+    """Only as many shapes, the most frequent."""
     least: int
+    """Only shapes with as many lines."""
 
 
-def _write_misses(misses: Misses, source: str, wanted: _MissedList) -> Page:
-    """Write the missed shapes, one list per family, and return what they are. Raises InputError."""
-    families = [family for family in misses.families if wanted.family in (None, family)]
-    notes = _describe_left_out(misses, wanted.family)
+def _write_misses(misses: Misses, source: str, options: _ListOptions) -> Page:
+    """Write the shapes without a tuned row, one list per family, and return the page that says what they are. `source`:
+    the log in words. Raises InputError."""
+    families = [family for family in misses.families if options.family in (None, family)]
+    notes = _describe_left_out(misses, options.family)
     if not families:
         raise InputError([f"no shape without a tuned row in {source}", *notes])
     lines = [source]
@@ -253,10 +264,10 @@ def _write_misses(misses: Misses, source: str, wanted: _MissedList) -> Page:
     all_risks: list[str] = []
     for name in families:
         family = FAMILIES[name]
-        ranked = misses.ranked(name, wanted.top, wanted.least)
-        calls, saving = pad_calls(dict(ranked), family, wanted.level)
-        file = _list_file(wanted.out, name, families)
-        _write_list(file, family, wanted.force, calls)
+        ranked = misses.ranked(name, options.top, options.least)
+        calls, saving = pad_calls(dict(ranked), family, options.pad_level)
+        file = _list_file(options.out, name, families)
+        _write_list(file, family, options.force, calls)
         logged = misses.counts[name].total() - misses.repeats[name]
         risks = risk_notes(family, calls)
         all_risks += risks
@@ -269,8 +280,8 @@ def _write_misses(misses: Misses, source: str, wanted: _MissedList) -> Page:
         counts = [{**family.named_key(key), "count": n} for key, n in ranked]
         documents.append({"family": name, "file": str(file), "shapes": len(calls), "lines": logged, "counts": counts})
     page = Page({"families": documents, "notes": [*notes, *all_risks]})
-    _add_summary(page, wanted.out, [*lines, *notes])
-    if wanted.out:
+    _add_summary(page, options.out, [*lines, *notes])
+    if options.out:
         page.line(f"written: {', '.join(document['file'] for document in documents)}")
     return page
 
@@ -342,7 +353,8 @@ def _refuse_two_documents(json_: bool, out: Path | None) -> None:
 def _write_list(
     out: Path | None, family: Family, force: bool, calls: Mapping[Key, int], transformers: str = ""
 ) -> None:
-    """Write a list to its file, or to standard output; with columns for the calls and the version of transformers."""
+    """Write a list to its file, or to standard output; with columns for the calls and the version of transformers, if
+    the model's class listed the weights."""
     if out is not None:
         write_list(out, calls, family, force=force, calls=calls, transformers=transformers)
     else:

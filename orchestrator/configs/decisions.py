@@ -59,6 +59,11 @@ class BucketPlace(NamedTuple):
     """The last M that the entry serves."""
     engine: MeasuredEngine = MeasuredEngine("", "", "")
 
+    @property
+    def name_in_file(self) -> str:
+        """The name of the bucket's entry: `M_LEQ_16`; of an engine its key, `64`."""
+        return str(self.key or self.bucket)
+
     def clashes_with(self, other: BucketPlace) -> bool:
         """True for ranges of one engine's file that overlap, or that two devices or engines measured."""
         if not self.key or self.file != other.file or self == other:

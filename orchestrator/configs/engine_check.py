@@ -67,9 +67,10 @@ def check(
         raise ServingEngineError(f"only override folders of vLLM ({OVERRIDE}) can be checked, and {engine}")
     files = [file for file in config_files(package, override) if _is_asked_for(file, device, sizes)]
     if not files:
-        raise ServingEngineError(
-            f"{override or package.folder} has no config file for {device or 'any device'} and that shape"
-        )
+        asked = [device or "any device", *(f"{name}={size}" for name, size in sizes.items())]
+        fault = f"{override or package.folder} has no config file for {', '.join(asked)}"
+        spelling = f"; the names of files spell it {device.replace(' ', '_')}" if device and " " in device else ""
+        raise ServingEngineError(fault + spelling)
     findings: list[Finding] = []
     compiled: dict[str, Values] = {}
     for file_findings, entries in _check_in_parts(package, override, files, compiling, say):

@@ -2,8 +2,9 @@
 `read_winners` reads them there for a merge (docs/reference/files.md).
 
 `decisions.py` decides on each bucket: of an AITER file, in `configs/aiter/`, one of its buckets of M (`M_LEQ_16`); of
-an engine's file, in `configs/vllm/`, the range of M that one key serves. The table `tuned.csv` beside the files has a
-line for each measurement, which ends with the document of its row. A merge reads these documents alone:
+an engine's file, in `configs/vllm/`, the range of M that one key serves (`M=57-80`). The table `tuned.csv` beside the
+files has a line for each measurement, which ends with the document of its row. `read_winners` reads these documents
+alone, for a merge, `publish` and a bench of config sets; the files are for people:
 
     file,bucket,shape,M,caller,count,old_us,new_us,err_ratio,document
     gfx950-GEMM-A16W16-N=1280-K=8192.json,M_LEQ_16,N=1280 K=8192,16,,3,9.6,8.1,0.0,"{""kind"": ""a16w16"", ...}"
@@ -48,7 +49,7 @@ class WinnerFile:
     path: Path
     """The file in the run's folder."""
     place: BucketPlace
-    """The place of one of them; all are of one device and kind."""
+    """The place of one of its buckets; all are of one device and kind."""
     winners: dict[str, BucketDecision] = field(default_factory=dict)
     """By bucket."""
 
@@ -75,10 +76,8 @@ class WinnerFile:
 
 
 def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
-    """Write a config file for each shape with a winner, and tuned.csv naming them; what was left out, in sentences.
-
-    `root`: the run's folder. Raises OSError.
-    """
+    """Write the winners of a run into config files, and tuned.csv beside them; files of an earlier export are removed.
+    Returns sentences on the buckets that were left out. `root`: the run's folder. Raises OSError."""
     rows = ((row.key, row.row) for row in ledger.winners())
     winners, notes = decide_winners(ledger.family, rows, ledger.points())
     tuner = ledger.meta("tuner", "")
@@ -87,14 +86,14 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Bucket]] = {}
     for place in sorted(winners, key=lambda place: place.key):
-        files.setdefault(place.file, {})[str(place.key or place.bucket)] = winners[place].values
+        files.setdefault(place.file, {})[place.name_in_file] = winners[place].values
     if is_engine:
         files = _with_down_files(files)
     for name, buckets in files.items():
         text = json.dumps(buckets, indent=4) + "\n" if is_engine else text_of_buckets(buckets)
         write_atomic(folder / name, text)
     for path in folder.glob("*.json"):
-        if path.name not in files:  # an earlier export's: the folder has nothing but what is written here
+        if path.name not in files:
             path.unlink()
     lines = [_table_line(place, row) for place, winner in winners.items() for row in winner.measured]
     write_csv(folder / TABLE, COLUMNS, lines)
@@ -114,19 +113,8 @@ def _with_down_files(files: Mapping[str, dict[str, Bucket]]) -> dict[str, dict[s
 
 def _table_line(place: BucketPlace, row: MeasuredShape) -> list[str]:
     """The cells of COLUMNS."""
-    cells = (
-        place.file,
-        place.bucket,
-        row.sizes,
-        row.m,
-        row.caller,
-        row.count,
-        row.old_us,
-        row.new_us,
-        row.err_ratio,
-        row.document,
-    )
-    return [str(cell) for cell in cells]
+    measured = (row.m, row.caller, row.count, row.old_us, row.new_us, row.err_ratio)
+    return [str(cell) for cell in (place.file, place.bucket, row.sizes, *measured, row.document)]
 
 
 def engine_of_winners(run: Path) -> str:
@@ -142,8 +130,8 @@ def read_winners(run: Path) -> list[WinnerFile]:
     table = run / ENGINE_FOLDERS.get(engine_of_winners(run), AITER_FOLDER) / TABLE
     if not table.is_file():
         raise InputError(
-            f"{run}: holds no {AITER_FOLDER}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner"
-            " has one"
+            f"{run}: holds no {TABLE} in configs/aiter, configs/vllm or configs/sglang; a finished run of"
+            " `tune --tuner aiter-triton`, `vllm` or `sglang` has one"
         )
     decisions: list[BucketDecision] = []
     faults = Faults(table)
@@ -165,7 +153,7 @@ def read_winners(run: Path) -> list[WinnerFile]:
 
 
 def _documents_in(table: Path) -> dict[str, int]:
-    """The documents at the ends of a table's lines, each with its first line."""
+    """The documents at the ends of a table's lines but the header's, each with the number of its first line."""
     lines: dict[str, int] = {}
     for line, _, cells in csv_records(table):
         if cells[-1] not in ("", COLUMNS[-1]):

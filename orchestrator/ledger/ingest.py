@@ -191,9 +191,9 @@ class Ingest:
                 if source is not None:
                     self._add_row(source, _shape_of(source, raw), slot, raw)
             case "worker_started":
-                self._ledger.slot_info(node, slot, info=clean.document(raw["info"]))
+                self._ledger.keep_slot_info(node, slot, info=clean.document(raw["info"]))
             case "tuner_ready":
-                self._ledger.slot_info(node, slot, device=clean.document(raw["device"]))
+                self._ledger.keep_slot_info(node, slot, device=clean.document(raw["device"]))
                 self._sources.pop((node, slot), None)
             case "canary":
                 return [self._canary(node, slot, raw)]
@@ -248,7 +248,7 @@ class Ingest:
             case "attempt_started":
                 device = clean.document(raw["device"])
                 known = self._ledger.report(attempt.id).device
-                self._ledger.attempt_report(attempt.id, device=device, conditions=_conditions("before", raw))
+                self._ledger.keep_report(attempt.id, device=device, conditions=_conditions("before", raw))
                 if not known:
                     source.device |= device
                 return [*self._overtaken(attempt, slot), ev.AttemptStarted(attempt.id, node, slot)]
@@ -260,7 +260,7 @@ class Ingest:
         shape = _shape_of(source, raw)
         match raw["type"]:
             case "point_timed":
-                self._ledger.point(attempt.id, _point_of(raw["point"]))
+                self._ledger.keep_point(attempt.id, _point_of(raw["point"]))
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "shape_tuned":
@@ -336,7 +336,7 @@ class Ingest:
     def _ended(self, source: _Source, raw: Mapping[str, Any]) -> ev.Event:
         attempt = source.attempt
         self._ends.add(attempt.id)
-        self._ledger.attempt_report(
+        self._ledger.keep_report(
             attempt.id,
             exit=clean.integer(raw["exit"]),
             spent=clean.seconds_by_kind(raw["spent"]),

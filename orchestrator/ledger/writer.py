@@ -1,6 +1,9 @@
-"""Writes to a ledger. Only one process does it, the controller, and always inside `with ledger.transaction():`.
+"""Writes to a ledger (`database.py` has its tables). Only one process does it, the controller, and always inside
+`with ledger.transaction():`.
 
-A commit takes a wait for the disk, so the controller writes all of a turn in one transaction (controller/loop.py).
+A run's controller calls `drive` once with the state of its policy; from then on it applies each record to the state and
+journals it. ingest.py keeps what workers report: rows, blocked candidates, measured M, and how far a stream was read. A
+commit takes a wait for the disk, so all of a turn is one transaction (controller/loop.py).
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ if TYPE_CHECKING:
     from orchestrator.shapes.model import Shape
 
 
-_OWN_COLUMN = frozenset(f.name for f in database.COLUMNS)
+_FIELDS_WITH_COLUMN = frozenset(f.name for f in database.COLUMNS)
 """Names of the fields of a row that have a column; the others go into `extra`."""
-_CLEANED = tuple((f.name, f.kind, f.limit) for f in database.COLUMNS)
 _ENTRY = ("key", "slot", "image", "driver", "t")
 """Fields of a blocked candidate that make up the column `entry`."""
 _ROW = f"(NULL, {', '.join('?' * (len(database.COLUMNS) + 10))})"
+"""The values of one row: its id, which SQLite gives, and what `row_values` returns."""
 _ROWS_AT_ONCE = 64
 """Rows that one statement inserts."""
 
@@ -39,7 +42,7 @@ _ROWS_AT_ONCE = 64
 class Ledger(LedgerReader):
     """The ledger as the controller uses it. Every commit is on disk when `transaction` ends (synchronous=FULL)."""
 
-    _driven = False
+    _is_driven = False
     """`drive` was called: whoever journals also applies each record to the state."""
 
     @classmethod
@@ -102,7 +105,7 @@ class Ledger(LedgerReader):
     def drive(self, state: State) -> None:
         """Replay the journal into a fresh state. The caller then applies each record that it journals to this state."""
         self._replay = Replay(state, keys=self._replay.keys)
-        self._driven = True
+        self._is_driven = True
         self._catch_up()
 
     def journal(self, record: ev.Record, t: float) -> None:
@@ -111,10 +114,10 @@ class Ledger(LedgerReader):
         if not isinstance(record, ev.Tick):
             sql = "INSERT INTO journal (t, type, data) VALUES (?, ?, ?)"
             cursor = self._conn.execute(sql, (t, type(record).__name__, ev.to_json(record)))
-            if self._driven:
+            if self._is_driven:
                 self._replay.read = cursor.lastrowid or 0
 
-    def attempt_report(
+    def keep_report(
         self,
         attempt: str,
         *,
@@ -138,12 +141,12 @@ class Ledger(LedgerReader):
         )
 
     def put_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Keep measured candidates (of `row_values`)."""
+        """Keep measured candidates, each as `row_values` makes it."""
         self._must_be_open()
         # one statement for many rows: after each statement we have to wait for the interpreter's lock again
         for i in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[i : i + _ROWS_AT_ONCE]
-            self._conn.execute(_put_rows(len(part)), [*itertools.chain.from_iterable(part)])
+            self._conn.execute(_insert_statement(len(part)), [*itertools.chain.from_iterable(part)])
 
     def keep_blocked(
         self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]
@@ -165,12 +168,12 @@ class Ledger(LedgerReader):
             )
             self._run(f"INSERT OR IGNORE INTO withheld VALUES ({', '.join('?' * 11)})", values)
 
-    def point(self, attempt: str, record: PointRecord) -> None:
+    def keep_point(self, attempt: str, record: PointRecord) -> None:
         """Keep a measured M of a config file."""
         document = json.dumps(record.to_document(), separators=(",", ":"))
         self._run("INSERT INTO points (attempt, point) VALUES (?, ?)", (attempt, document))
 
-    def slot_info(
+    def keep_slot_info(
         self,
         node: str,
         slot: str,
@@ -210,7 +213,8 @@ class Ledger(LedgerReader):
 
 
 @functools.cache
-def _put_rows(n: int) -> str:
+def _insert_statement(n: int) -> str:
+    """The SQL that inserts n rows."""
     return f"INSERT INTO rows VALUES {', '.join([_ROW] * n)}"
 
 
@@ -226,14 +230,15 @@ def row_values(
     device: Mapping[str, Any] | None = None,
     note: str | None = None,
 ) -> tuple[Any, ...]:
-    """A measured candidate (worker.protocol.Row), cleaned, for `put_rows`. `device` gives gfx and cu_num."""
-    own_columns = {name: _clean_cell(row.get(name), kind, limit) for name, kind, limit in _CLEANED}
-    if own_columns["us"] is None:
-        own_columns["us"] = -1.0
-    own_columns["status"] = own_columns["status"] or "ok"
+    """A measured candidate (worker.protocol.Row), cleaned, for `put_rows`: the columns of the table `rows` but its id.
+    `device` gives gfx and cu_num; `note`: why a winner was not accepted."""
+    cells = {field.name: _clean_cell(row.get(field.name), field.kind, field.limit) for field in database.COLUMNS}
+    if cells["us"] is None:
+        cells["us"] = -1.0
+    cells["status"] = cells["status"] or "ok"
     extra = {}
-    if not row.keys() <= _OWN_COLUMN:
-        extra = clean.document({name: value for name, value in row.items() if name not in _OWN_COLUMN})
+    if not row.keys() <= _FIELDS_WITH_COLUMN:
+        extra = clean.document({name: value for name, value in row.items() if name not in _FIELDS_WITH_COLUMN})
     device = device or {}
     return (
         attempt,
@@ -242,7 +247,7 @@ def row_values(
         slot,
         t,
         int(winner),
-        *own_columns.values(),
+        *cells.values(),
         clean.text(device.get("gfx"), 64),
         clean.integer(device.get("cu_num")),
         json.dumps(extra) if extra else None,

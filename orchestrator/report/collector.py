@@ -31,7 +31,7 @@ from orchestrator.view.history import failures, incidents
 from orchestrator.view.slot_speed import describe_flags
 from orchestrator.view.status import UNFINISHED, awaited, sessions_until, state_now
 from orchestrator.view.time_left import time_left
-from orchestrator.view.timeline import attempts_by_slot, timeline
+from orchestrator.view.timeline import attempts_by_slot, make_timeline
 from worker.tuners.catalog import recorded_tuner
 
 FORMAT = 1
@@ -133,7 +133,7 @@ class Collector:
             "worked_s": rounded(sum(until - begin for begin, until in sessions) if sessions else None, 6),
             "sessions": len(sessions),
             **_table_of_shapes(ledger, measured, before, devices),
-            "fleet": timeline(state, header.named, start, end),
+            "fleet": make_timeline(state, header.named, start, end),
             "failures": failures(ledger, header.named, self.paths.named),
             "incidents": incidents(state, self.paths),
             "unconfirmed": [_unconfirmed_shape(shape, blocked, header) for shape, blocked in unconfirmed],

@@ -319,6 +319,6 @@ def read_calls(path: Path, family: Family) -> dict[Key, float]:
     else:
         calls = {key: float(lines) for key, lines in count_misses([path], family.name).ranked(family.name)}
     if not calls:
-        what = f"neither a list of shapes with a column {COUNT}, nor a log with shapes of {family.name}"
+        what = f"neither a list of shapes with a column {COUNT}, nor a log of AITER with shapes of {family.name}"
         raise InputError(f"{path}: {what}")
     return calls

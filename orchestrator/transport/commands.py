@@ -16,12 +16,13 @@ import math
 import posixpath
 import secrets
 import shlex
+import signal
 import tarfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.errors import TransportError
+from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport.base import Completed, RemoteFile, path_fault
 
 
@@ -95,7 +96,11 @@ class CommandTransport(ABC):
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         """Run a command to its end; its code is negative if a signal ended it. Raises TransportError, also if the node
         cannot start the command: its shell, or `timeout`, then exits with 126 or 127 and says so."""
+        began = time.monotonic()
         done = self._run(argv, stdin, timeout, argv[0])
+        if done.code == -signal.SIGKILL and time.monotonic() - began >= timeout:
+            # the node's own limit (AFTERLIFE_S) ended it before this busy machine looked at the clock
+            raise SlowError(self.node, f"{argv[0]} took longer than {timeout:g} s")
         words = done.err.decode("utf-8", "replace")
         if done.code in (126, 127) and ("exec: " in words or "timeout: " in words) and argv[0] in words:
             raise TransportError(self.node, f"cannot run {argv[0]}: {words.strip()[-300:]}")

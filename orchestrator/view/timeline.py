@@ -1,7 +1,7 @@
 """The timeline of a run: when each slot worked, and when nodes and slots did not. The page of a run draws it.
 
 A `Span` is a time in which a node or slot did not work. It is made of the history of the node or slot, a list of
-(time, state, why). A segment is an attempt on the lane of its slot. An incident is a span for which there is advice
+(time, state, why). A `Segment` is an attempt on the lane of its slot. An incident is a span for which there is advice
 (`advice.py`); `explain` and the page list incidents.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.pages import Document
 from orchestrator.policy.model import Attempt, SlotId, State
@@ -75,6 +75,27 @@ class Span:
     end: float | None = None
 
 
+class Segment(NamedTuple):
+    """An attempt as the page has it. Times are seconds from the start of the timeline.
+
+    An attempt is the only one of its group, so both have the same id.
+    """
+
+    start: float
+    end: float | None
+    """None while it runs."""
+    kind: str
+    """See `kind_of`."""
+    attempt: str
+    group: str
+    tuned: int
+    """Shapes that it tuned."""
+    outcome: str
+    shape: str
+    """The shape at which it ended, "" if it ended well."""
+    detail: str
+
+
 def find_spans(state: State, name: str) -> list[Span]:
     """Intervals in which the node or a slot of it did not work, in order of time."""
     node = state.nodes[name]
@@ -130,78 +151,92 @@ def slot_order(slot: SlotId) -> tuple[str, int, str]:
     return node, len(name), name
 
 
-def timeline(state: State, named: NameOfShape, start: float, end: float) -> Document:
+def make_timeline(state: State, named: NameOfShape, start: float, end: float) -> Document:
     """The timeline as the page has it, in lists because there are many. Times are seconds from `start`, None: not yet.
 
-    - `lanes`: [node, slot, its segments (see `_segment`)]
+    - `lanes`: [node, slot, its segments, each a `Segment` as a list]
     - `spans`: [node, slot or None, start, end, kind, text]
     - `marks`: [time, kind, text, node, slot]; a change of the controller has neither node nor slot
     - `pauses`: [start, end] of long whiles in which nothing happened, which the page cuts out
     - `coarse`: True if short segments were merged
     """
 
-    def seconds(t: float | None) -> float | None:
-        return None if t is None else round(max(0.0, t - start), 1)
+    def seconds(t: float) -> float:
+        return round(max(0.0, t - start), 1)
 
     by_slot = attempts_by_slot(state)
     is_coarse = sum(map(len, by_slot.values())) > MOST_SEGMENTS
     gap = (end - start) / COARSEST if is_coarse else 0.0
     tuned = Counter(shape.attempt for shape in state.shapes.values() if shape.state == "tuned")
-    spans = sorted((span for node in state.nodes for span in find_spans(state, node)), key=lambda span: span.start)
-    takeovers = [
-        [seconds(begin), "controller", f"a controller took over the run (epoch {epoch})", "", ""]
-        for epoch, (begin, _) in enumerate(state.sessions, 1)
-    ]
     lanes = []
     for slot, attempts in by_slot.items():
         segments = [_segment(attempt, tuned[attempt.id], named, seconds) for attempt in attempts]
-        lanes.append([*slot, list(_merge_short_segments(segments, gap)) if is_coarse else segments])
+        if is_coarse:
+            segments = list(_merge_short_segments(segments, gap))
+        lanes.append([*slot, list(map(list, segments))])
+    marks: list[list[Any]] = []
+    for epoch, (begin, _) in enumerate(state.sessions, 1):
+        marks.append([seconds(begin), "controller", f"a controller took over the run (epoch {epoch})", "", ""])
+    marks.sort()
+    intervals = []
+    spans = [span for node in state.nodes for span in find_spans(state, node)]
+    for span in sorted(spans, key=lambda span: span.start):
+        text = span.text[:MOST_CHARACTERS]
+        if span.kind in MOMENTS:
+            marks.append([seconds(span.start), span.kind, text, span.node, span.slot])
+        else:
+            span_end = None if span.end is None else seconds(span.end)
+            intervals.append([span.node, span.slot, seconds(span.start), span_end, span.kind, text])
     return {
         "start": round(start, 1),
         "length": seconds(end),
         "lanes": lanes,
-        "spans": [
-            [s.node, s.slot, seconds(s.start), seconds(s.end), s.kind, s.text[:MOST_CHARACTERS]]
-            for s in spans
-            if s.kind not in MOMENTS
-        ],
-        "marks": sorted(takeovers)
-        + [[seconds(s.start), s.kind, s.text[:MOST_CHARACTERS], s.node, s.slot] for s in spans if s.kind in MOMENTS],
+        "spans": intervals,
+        "marks": marks,
         "pauses": [[seconds(begin), seconds(until)] for begin, until in _pauses(state, by_slot, start, end)],
         "coarse": is_coarse,
     }
 
 
-def _segment(
-    attempt: Attempt, tuned: int, named: NameOfShape, seconds: Callable[[float | None], float | None]
-) -> list[Any]:
-    """[start, end, kind, attempt, group, shapes tuned, outcome, shape at which it ended, detail] of an attempt.
-
-    An attempt is the only one of its group, so both have the same id.
-    """
+def _segment(attempt: Attempt, tuned: int, named: NameOfShape, seconds: Callable[[float], float]) -> Segment:
+    """The segment of an attempt that began."""
     kind = kind_of(attempt)
     outcome = attempt.outcome.value if attempt.outcome else ""
     if not outcome and attempt.is_lost:
         outcome = "node_lost"
     in_flight = named(attempt.in_flight) if attempt.in_flight is not None and kind != "done" else ""
-    times = [seconds(attempt.started_at), seconds(attempt.ended_at)]
-    return [*times, kind, attempt.id, attempt.id, tuned, outcome, in_flight, attempt.detail[:MOST_CHARACTERS]]
+    return Segment(
+        seconds(attempt.started_at or 0.0),
+        None if attempt.ended_at is None else seconds(attempt.ended_at),
+        kind,
+        attempt.id,
+        attempt.id,
+        tuned,
+        outcome,
+        in_flight,
+        attempt.detail[:MOST_CHARACTERS],
+    )
 
 
-def _merge_short_segments(segments: list[list[Any]], gap: float) -> Iterator[list[Any]]:
+def _merge_short_segments(segments: list[Segment], gap: float) -> Iterator[Segment]:
     """Neighbours that ended well and are too short to be seen become one, named after the first."""
-    kept: list[Any] = []
+    merged: Segment | None = None
     for segment in segments:
-        start, end, kind, _, _, tuned, *_ = segment
-        if kept and kept[2] == kind == "done" and end - kept[0] < 4 * gap and start - kept[1] < gap:
-            kept[1] = end
-            kept[5] += tuned
+        if merged is not None and _is_seen_as_one(merged, segment, gap):
+            merged = merged._replace(end=segment.end, tuned=merged.tuned + segment.tuned)
             continue
-        if kept:
-            yield kept
-        kept = segment
-    if kept:
-        yield kept
+        if merged is not None:
+            yield merged
+        merged = segment
+    if merged is not None:
+        yield merged
+
+
+def _is_seen_as_one(before: Segment, segment: Segment, gap: float) -> bool:
+    """True for neighbours that ended well, follow each other closely, and are short together."""
+    if before.kind != "done" or segment.kind != "done" or before.end is None or segment.end is None:
+        return False
+    return segment.end - before.start < 4 * gap and segment.start - before.end < gap
 
 
 def _pauses(

@@ -219,7 +219,7 @@ def fill_ledger(
                 ])  # fmt: skip
             if isinstance(record, ev.NodeJoined):
                 for slot in record.slots:
-                    ledger.slot_info(record.node, slot, info={"code": "c0de", "host": record.node}, device=MI355X)
+                    ledger.keep_slot_info(record.node, slot, info={"code": "c0de", "host": record.node}, device=MI355X)
             if isinstance(record, ev.Quarantine):
                 record = replace(record, until=record.until + BEGAN)
             ledger.journal(record, BEGAN + t)

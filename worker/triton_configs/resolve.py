@@ -1,7 +1,12 @@
 """The config that a shape gets in a tree of AITER: what `get_gemm_config` of the tree would answer, without running it.
 
-A `Resolver` of a tree and a chip finds the folder of a config, in it the file of a shape (its own, or the default), and
-in that the bucket of M. `bucket_for` is AITER's rule for the last step: the first `M_LEQ_x` with M <= x counts.
+A `Resolver` of a tree and a chip finds the folder of a config, in it the file of a shape (its own, which is called
+specialised, or the default), and in that the bucket of M: `config_for` does all of it, `file_for` the first two steps,
+`folder` the first. `bucket_for` is AITER's rule for the last step: the first `M_LEQ_x` with M <= x counts. A shape with
+M = 12, N = 1280 and K = 8192 on a gfx950 gets:
+
+    configs/gemm/gfx950-GEMM-A16W16-N=1280-K=8192.json, or without that configs/gemm/gfx950-GEMM-A16W16.json
+    {"M_LEQ_8": {...}, "M_LEQ_16": {"BLOCK_SIZE_M": 16, ...}, "any": {...}}          of which M_LEQ_16
 
 Where AITER looks was read from `utils/gemm_config_utils.py` (below aiter/ops/triton) of 2025-12-20 (e6f3ee8511, when
 all GEMMs got one loader) to 2026-08-22 (e4048607a5), and `ConfigLoader` tells these by the tree's own copy of the file:
@@ -93,12 +98,8 @@ def read_loader(root: Path) -> ConfigLoader:
         module = ast.parse(text)
     except (OSError, SyntaxError, ValueError) as e:
         raise ResolveError(f"{path}: cannot be read, so no config of this tree can be told: {e}") from e
-    parameters: set[str] = set()
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "get_gemm_config":
-            parameters = {argument.arg for argument in node.args.args}
-            break
-    else:
+    parameters = _loader_parameters(module)
+    if parameters is None:
         raise ResolveError(f"{path} has no get_gemm_config; AITER has it since 2025-12-20 (e6f3ee8511)")
     layout: Literal["flat", "nested", "folders"] = "flat"
     if "_dtype_dir" in text and "DEFAULT" in text:
@@ -112,6 +113,14 @@ def read_loader(root: Path) -> ConfigLoader:
         knows_backend="backend" in parameters,
         bounds=_standard_bounds(module) or STANDARD_BOUNDS,
     )
+
+
+def _loader_parameters(module: ast.Module) -> set[str] | None:
+    """The names of the parameters of `get_gemm_config`, None if the module has no such function."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "get_gemm_config":
+            return {argument.arg for argument in node.args.args}
+    return None
 
 
 def _standard_bounds(module: ast.Module) -> tuple[int, ...]:
@@ -187,12 +196,14 @@ class Resolver:
         self.root = root
         self.arch = arch
         self.loader = read_loader(root)
-        self.read = cache(read_config_file)  # raises ConfigFileError and OSError
-        # the M bounds that a kind's caller searches: of the call in the tree's own module, else as at e4048607a5
+        self.read = cache(read_config_file)
+        """The content of a file. Raises ConfigFileError, OSError."""
         self.bounds = cache(partial(_bounds_of_kind, root, self.loader.bounds))
+        """The bounds of M that the caller of a `ConfigKind` searches."""
 
     def folders(self, config: str, backend: str | None = None) -> tuple[ConfigFolder, ...]:
-        """Folders where a config's files may lie, in the order in which its default is looked for."""
+        """Folders where a config's files may lie, in the order in which its default is looked for. `config`: the
+        name as files have it, `GEMM-A16W16`."""
         configs = self.root / CONFIGS
         if not self.loader.knows_backend:
             backend = None
@@ -232,7 +243,7 @@ class Resolver:
     def file_for(
         self, config: str, n: int, k: int, b: int | None = None, backend: str | None = None
     ) -> tuple[Path, bool]:
-        """(file of a shape, True where it is a specialised one, which replaces the default wholly). Raises
+        """(file of a shape, True where it is a specialised one). The default then counts at no M. Raises
         ResolveError."""
         folder = self.folder(config, backend)
         for suffix in self.suffixes(n, k, b):
@@ -242,7 +253,7 @@ class Resolver:
         return folder.default, False
 
     def own_file(self, config: str, n: int, k: int, b: int | None = None, backend: str | None = None) -> Path:
-        """The path at which a shape's own file would be found, there or not. Raises ResolveError."""
+        """The path at which a shape's specialised file is looked for first, there or not. Raises ResolveError."""
         return self.folder(config, backend).specialised(config, self.suffixes(n, k, b)[0])
 
     def config_for(self, kind: ConfigKind | str, m: int, n: int, k: int, b: int | None = None) -> Resolved:
@@ -256,7 +267,8 @@ class Resolver:
 
 
 def _bounds_of_kind(root: Path, standard: tuple[int, ...], kind: ConfigKind) -> tuple[int, ...]:
-    """Bounds of the call `get_gemm_config(NAME, ..., bounds=...)` in the module that mirrors the wrapper's."""
+    """Bounds of the call `get_gemm_config(NAME, ..., bounds=...)` in the module that mirrors the wrapper's; without
+    such a call those of e4048607a5, as `kinds.py` has them."""
     parts = kind.module.split(".")
     path = root.joinpath(*parts[:3], "_triton_kernels", *parts[3:]).with_suffix(".py")
     for call in find_loader_calls(path):

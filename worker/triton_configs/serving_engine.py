@@ -250,6 +250,10 @@ def load_engine(root: Path, device: EngineDevice, more: Sequence[str] = ()) -> S
     # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
     with replaced(torch, {"compile": Stub("torch.compile", {})}):
         execute_modules(importer)
+    for module, lookup in ((modules.fp8, LINEAR_LOOKUP), (modules.moe_lookup, MOE_LOOKUP)):
+        if not hasattr(sys.modules[module], lookup):
+            fault = f"{package.folder} is not a {package.project} of a version that is known"
+            raise ServingEngineError(f"{fault}: {module} has no {lookup}")
     if not is_vllm:
         # SGLang asks torch for the shared memory of a block
         shared_bytes = SMALL_SHARED_BYTES if device.arch in (86, 89, 120, 121) else None

@@ -244,14 +244,16 @@ def test_the_command_takes_a_wheel_or_a_tree_and_narrows(package: Path) -> None:
     assert isinstance(run("--shape", "E=8,N=1").exception, InputError)
     assert "give N=1280,K=8192 or E=1280,N=8192" in str(run("--shape", "E=8,K=1").exception)
     assert str(run("--gfx", "gfx950", "--family", "a8w8").exception) == "--gfx, --family: not for the configs of vllm"
+    fault = str(run("--project", "sglang").exception)
+    assert fault == f"--project sglang: {package.parent} holds vllm; leave out --project to check that"
     (package.parent / CONFIGS).mkdir(parents=True)
     assert str(run().exception) == "there are aiter, vllm: say with --project which one to check"
     done = run("--project", "vllm", "--device", "NVIDIA_H200", "--shape", "E=8,N=7168")
     assert (done.exit_code, ": 1 file, " in done.output.splitlines()[0]) == (0, True)
     with opened_tree(str(wheel("vllm")), None, triton=True) as root:
         assert len(list((root / "vllm" / MOE / "configs").glob("E=*.json"))) == 338
-    with pytest.raises(ServingEngineError, match="has no config file for NVIDIA_H300"):
-        check(locate_engine(package), "NVIDIA_H300", {}, compiling=False, say=print)
+    with pytest.raises(ServingEngineError, match="for NVIDIA H300, E=8; the names of files spell it NVIDIA_H300"):
+        check(locate_engine(package), "NVIDIA H300", {"E": 8}, compiling=False, say=print)
 
 
 @pytest.mark.parametrize(

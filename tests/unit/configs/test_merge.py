@@ -214,7 +214,7 @@ def test_a_trial_without_a_package_says_so(root: Path) -> None:
 
 
 def test_a_run_without_winners_and_a_folder_without_configs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no configs/aiter/tuned\.csv"):
+    with pytest.raises(InputError, match=r"holds no tuned\.csv in configs/aiter, configs/vllm or configs/sglang"):
         merge_run(tmp_path, tmp_path)
     with pytest.raises(InputError, match="has no row"):
         read_winners(winners(tmp_path / "run", WON, []))

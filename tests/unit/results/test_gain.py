@@ -41,6 +41,14 @@ def test_a_step_wins_at_most_what_the_calls_of_its_m_win(tmp_path: Path) -> None
     text = gain(run, "--workload", step, "--seconds", "0.0123")
     assert "left out, without a time before: 1 shape: 65x2112x7168" in text
     assert "end to end at most that: 2.48% of 0.0123 s" in text
+    other = tmp_path / "other.csv"
+    other.write_text("M,N,K,count\n64,512,7168,61\n")
+    for words, fault in (
+        (("--before", "typo.csv"), "--before: leave it out, because the tuner vllm measured the times before"),
+        (("--workload", other), "has a time before the run; give a list of layers and M that it measured"),
+    ):
+        done = CliRunner().invoke(app, ["gain", *map(str, (run, *words))])
+        assert fault in str(done.exception)
 
 
 def test_of_several_routings_the_mean_counts(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_the_list_has_the_calls_of_each_shape_also_of_a_padded_one(tmp_path: Pat
     [
         ("M,N,K\n1,64,128\n", "neither a list of shapes with a column count"),
         ("M,N,K,count\n1,64,128,0\n", "count of the shape 1x64x128 is '0', not a number above 0"),
-        ("nothing of AITER\n", "nor a log with shapes of a8w8_blockscale"),
+        ("nothing of AITER\n", "nor a log of AITER with shapes of a8w8_blockscale"),
     ],
 )
 def test_a_workload_without_calls_is_refused(tmp_path: Path, text: str, says: str) -> None:

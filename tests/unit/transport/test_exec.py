@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import TransportError
+from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport.base import RemoteFile
 from orchestrator.transport.commands import UNPACK, command_line, stream
 from orchestrator.transport.exec import SCRIPT, ExecTransport
+from orchestrator.transport.local import ProcessChannel
 from tests.support.processes import Here
 
 
@@ -44,6 +45,15 @@ def test_a_put_that_is_cut_leaves_nothing(tmp_path: Path) -> None:
         subprocess.run(argv, input=sent, capture_output=True, check=False)
         left = [p for p in tmp_path.rglob("*") if p != home]
         assert left == [], (argv[2][:10], len(sent))
+
+
+def test_a_command_that_the_node_ended_took_too_long_although_nobody_looked(
+    transport: ExecTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ProcessChannel.read
+    monkeypatch.setattr(ProcessChannel, "read", lambda channel, size, deadline=None: read(channel, size))
+    with pytest.raises(SlowError, match=r"sleep took longer than 0\.1 s"):
+        transport.run(["sleep", "60"], timeout=0.1)
 
 
 @pytest.mark.skipif(not shutil.which("busybox"), reason="needs busybox")

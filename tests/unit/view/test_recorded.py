@@ -74,7 +74,7 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
         by_name = (dict(zip(recording["columns"], row, strict=True)) for row in recording["rows"])
         ledger.put_rows([tuple(row.get(name) for name in ROW) for row in by_name])
         for node, slot, info, device in recording["slots"]:
-            ledger.slot_info(node, slot, info, device)
+            ledger.keep_slot_info(node, slot, info, device)
         for raw in recording["left_out"]:
             w = dict(zip(LEFT_OUT, raw, strict=True))
             entry = {
@@ -85,7 +85,7 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
         for t, kind, data in recording["journal"]:
             ledger.journal(ev.from_json(kind, json.dumps(data)), t)
         for attempt, *values in recording["reports"]:
-            ledger.attempt_report(attempt, **dict(zip(REPORT, values, strict=True)))
+            ledger.keep_report(attempt, **dict(zip(REPORT, values, strict=True)))
     return paths
 
 

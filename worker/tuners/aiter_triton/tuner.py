@@ -107,7 +107,7 @@ class AiterFile(FileSearch):
     def tune_bucket(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
         """Search, compare, decide, settle."""
         bucket.search(following)
-        measured = [task for task in bucket.points if task.leaders or not task.search]
+        measured = [task for task in bucket.points if task.leaders or not task.search_task]
         has_shapes = any(task.point.weight for task in measured)
         if has_shapes and not bucket.alone:
             measured = [task for task in measured if bucket.compare(task, following)]

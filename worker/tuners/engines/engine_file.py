@@ -169,11 +169,11 @@ class EngineFile(FileSearch):
         one is clearly faster than all of the file's."""
         label = self._searched_labels[0]
         task = self.add_search(self._point(m, label, self.shapes[m]), quiet=True)
-        assert task.search is not None
-        task.search.ranker.rules = SHORT_SEARCH
+        assert task.search_task is not None
+        task.search_task.ranker.rules = SHORT_SEARCH
         if self.last_ranker is not None:
-            task.search.ranker.learn_from(self.last_ranker)
-        search = ProblemSearch(self.context, task.search, [])
+            task.search_task.ranker.learn_from(self.last_ranker)
+        search = ProblemSearch(self.context, task.search_task, [])
         search.measure()
         file_us = [us for point in self._points if (point.m, point.label) == (m, label) for us in point.us.values()]
         best_us = min((measurement.us for measurement in search.measured.values()), default=math.inf)
@@ -270,8 +270,8 @@ class KeySearch(BucketSearch):
 
     def choose_finalists(self, task: PointTask, search: ProblemSearch) -> list[int]:
         """The fastest, then its fellows; none at a large problem, which has many waves and takes seconds an M."""
-        assert task.search is not None
-        candidates: Sequence[Any] = task.search.candidates
+        assert task.search_task is not None
+        candidates: Sequence[Any] = task.search_task.candidates
         us = {i: measurement.us for i, measurement in search.measured.items()}
         fastest: dict[int, int] = {}  # by BLOCK_SIZE_M
         for i in sorted(us, key=lambda i: us[i]):

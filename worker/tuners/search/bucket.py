@@ -2,7 +2,8 @@
 
 A bucket is some points (M, and what else a time depends on) that get one config. Each point is searched, then the
 leaders of all and today's configs are measured at every point, interleaved, and one is chosen for all of them
-(`choice.py`). The order of calls, for each bucket:
+(`choice.py`). A point is a `PointTask`; its candidates are a `ShapeTask`, which a `ProblemSearch` goes through
+(problem_search.py). The order of calls, for each bucket:
 
     search    the points one after the other; each keeps its leaders
     compare   all leaders and today's config, at each point
@@ -59,8 +60,8 @@ class PointTask:
     problem: Any
     today: TileConfig
     """The config that it has now."""
-    search: ShapeTask | None = None
-    """None where it is only compared."""
+    search_task: ShapeTask | None = None
+    """Its candidates; None where it is only compared."""
     explored: list[int] = field(default_factory=list)
     """Candidates of the search that come behind the seeds."""
     leaders: list[TileConfig] = field(default_factory=list)
@@ -140,9 +141,9 @@ class FileSearch(ABC):
         for bucket, next_bucket in itertools.pairwise(with_end):
             assert bucket is not None
             for task in bucket.points:  # winners of the buckets before are known by now
-                if task.search is not None:
+                if task.search_task is not None:
                     self._put_first(task, self._first_configs(task))
-            self.tune_bucket(bucket, tasks_of(next_bucket.points) if next_bucket else [])
+            self.tune_bucket(bucket, search_tasks(next_bucket.points) if next_bucket else [])
 
     def weight(self, m: int) -> float:
         """Calls of the workload at an M."""
@@ -167,7 +168,7 @@ class FileSearch(ABC):
             always = frozenset([candidates.index(task.today)])
         us = [space.estimate(candidate) for candidate in candidates]
         is_quiet = quiet or not task.point.weight
-        task.search = self.context.make_task(task.shape, task.problem, candidates, always, us, quiet=is_quiet)
+        task.search_task = self.context.make_task(task.shape, task.problem, candidates, always, us, quiet=is_quiet)
         if self.explores_tiles and not fixed:
             task.explored = best_of_each_tile(candidates, us)
         self._put_first(task, first)
@@ -179,10 +180,10 @@ class FileSearch(ABC):
 
     def _put_first(self, task: PointTask, first: Sequence[TileConfig]) -> None:
         """Have a search begin with these, as far as they are among its candidates, then with `explored`."""
-        assert task.search is not None
-        index_of: dict[Any, int] = {candidate: i for i, candidate in enumerate(task.search.candidates)}
+        assert task.search_task is not None
+        index_of: dict[Any, int] = {candidate: i for i, candidate in enumerate(task.search_task.candidates)}
         indexes = [index_of[config] for config in first if config in index_of]
-        task.search.ranker.put_first(list(dict.fromkeys([*indexes, *task.explored])))
+        task.search_task.ranker.put_first(list(dict.fromkeys([*indexes, *task.explored])))
 
     def start_shape(self, task: PointTask) -> None:
         """Put a point's shape in flight. A point of no shape is measured with the last one in flight."""
@@ -218,9 +219,9 @@ def refuse_shape(context: SearchContext, shape: SpecShape, why: str) -> None:
     context.emit.failed(shape.id, "unsupported", why)
 
 
-def tasks_of(points: Sequence[PointTask]) -> list[ShapeTask]:
-    """The searches of points."""
-    return [task.search for task in points if task.search]
+def search_tasks(points: Sequence[PointTask]) -> list[ShapeTask]:
+    """The searches of points, without those that are only compared."""
+    return [task.search_task for task in points if task.search_task]
 
 
 class BucketSearch:
@@ -250,24 +251,25 @@ class BucketSearch:
     def search(self, following: Sequence[ShapeTask]) -> None:
         """Search the points, and keep the leaders of each and its config of today. Each search teaches the next."""
         for number, task in enumerate(self.points, 1):
-            if task.search is None:
+            if task.search_task is None:
                 self.configs.setdefault(task.today.name, task.today)
                 continue
             self.file.start_shape(task)
             if self.file.last_ranker is not None:
-                task.search.ranker.learn_from(self.file.last_ranker)
-            search = ProblemSearch(self.file.context, task.search, [*tasks_of(self.points[number:]), *following])
+                task.search_task.ranker.learn_from(self.file.last_ranker)
+            next_tasks = [*search_tasks(self.points[number:]), *following]
+            search = ProblemSearch(self.file.context, task.search_task, next_tasks)
             search.measure()
             if not search.measured:
                 self.file.settle_shape(task, None, *search.why_none())
                 continue
-            self.file.last_ranker = task.search.ranker
+            self.file.last_ranker = task.search_task.ranker
             finalists = self.choose_finalists(task, search)
-            leaders: list[Any] = [task.search.candidates[i] for i in finalists]
+            leaders: list[Any] = [task.search_task.candidates[i] for i in finalists]
             task.leaders = self.configs_to_compare(leaders, task)
             self.add_configs(task)
             if self.alone:
-                self._rank(task, search, set(finalists), task.search)
+                self._rank(task, search, set(finalists), task.search_task)
 
     def choose_finalists(self, task: PointTask, search: ProblemSearch) -> list[int]:
         """The leaders of a search. If they go on to other points: exactly FINALISTS, as far as that many are right."""
@@ -312,14 +314,14 @@ class BucketSearch:
 
     def settle(self, measured: Sequence[PointTask]) -> None:
         """Choose, and settle every shape with the bucket's config."""
-        shapes = [task for task in measured if task.point.weight]
-        if not shapes:
+        tasks_of_shapes = [task for task in measured if task.point.weight]
+        if not tasks_of_shapes:
             return
         winner, harmful = self.choose_winner(measured)
         for name in harmful:
             where = ", ".join(f"M={t.point.m} {t.us_of(name):.4g} us (today's {t.today_us:.4g})" for t in measured)
             print(f"gemmfleet: {self.name}: {name} is rejected, it slows an M down: {where}", flush=True)
-        for task in shapes:
+        for task in tasks_of_shapes:
             name = winner or self.name_if_unchanged(task)
             if name in task.times:
                 self._settle_with(task, name, winner, measured)
@@ -348,9 +350,12 @@ class BucketSearch:
         return task.today.name
 
     def document(self, winner: str, task: PointTask, measured: Sequence[PointTask]) -> str:
-        """The verdict for a point's row, as JSON (docs/reference/files.md): the winner's values (null: today's stay),
-        and for this M and those that are no shape's, through each operator that computes it, [M, count, today's us, the
-        winner's us, errRatio, place of today's values in `old`, operator ("": the usual one)]."""
+        """The verdict for a point's row, as JSON; orchestrator/configs/decisions.py shows one, and reads it.
+
+        `values`: the winner's, null if today's stay. `old`: today's values, each once. `points`: this M and those that
+        are no shape's, through each operator that computes them, as [M, count, today's us, the winner's us, errRatio,
+        index of today's values in `old`, operator ("": the usual one)].
+        """
         tasks = [other for other in measured if other.shape is task.shape or not other.point.weight]
         old_values: list[dict[str, Any]] = []
         for other in tasks:
@@ -377,12 +382,12 @@ class BucketSearch:
             return -1.0, 1.0
         return round(time.us, 4), round(time.err, 6)
 
-    def _rank(self, task: PointTask, search: ProblemSearch, indexes: set[int], candidates: ShapeTask) -> None:
-        """Times of these and today's at one point, one sample of each a round.
+    def _rank(self, task: PointTask, search: ProblemSearch, indexes: set[int], searched: ShapeTask) -> None:
+        """Keep the times of these candidates and today's at one point (`PointTask.times`), one sample of each a round.
 
-        A config that is not ranked (its process died) has the time of its search.
+        A config that is not ranked (its process died) has the time of its search. `searched`: the task of the search.
         """
-        names = [candidate.name for candidate in candidates.candidates]
+        names = [candidate.name for candidate in searched.candidates]
         today = names.index(task.today.name)
         wanted = indexes | {today}
         ranked = search.rank(sorted(wanted), today if self.is_beside_today else None)

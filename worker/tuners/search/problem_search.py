@@ -10,7 +10,8 @@ results of one to the others, and writes rows. A candidate goes
        |                          ^       |
        +-> dropped (failed, or the same code as another) <- the process died: back to ready, or charged
 
-The tuner settles its shapes by `ProblemSearch.measured` and `ProblemSearch.rank`.
+A tuner makes a `ShapeTask` by the `SearchContext`, searches it with `ProblemSearch.measure`, and settles its shapes by
+`measured` and `rank`. A candidate is an index into `ShapeTask.candidates` throughout.
 """
 
 from __future__ import annotations
@@ -167,12 +168,12 @@ class ProblemSearch:
         self._begun: int | None = None  # the candidate that is being measured
         self._same_code: dict[Hashable, int] = {}  # the candidate that stands for all of the same machine code
         self._rankable: set[int] = set()  # candidates whose timers the present measuring process has
-        self._rows: list[Row] = []
-        self._is_prepared = False
-        self._refused = ""
-        self._ranked: CandidatesRanked | None = None
-        self._deaths = 0
-        self._order: list[int] = []
+        self._rows: list[Row] = []  # all so far, also those of a quiet task, which are not emitted
+        self._is_prepared = False  # the present measuring process has the operands
+        self._refused = ""  # why no process can make the operands
+        self._ranked: CandidatesRanked | None = None  # the answer to the last ranking
+        self._deaths = 0  # of measuring processes over this shape
+        self._order: list[int] = []  # the ranker's order of the candidates that are not measured and not dropped
         self._started = now()
 
     @property
@@ -199,7 +200,33 @@ class ProblemSearch:
             self._wait_and_handle()
         self._context.pool.request(self._context.jobs_of(self._following))
 
-    # --- the loop's parts
+    def leaders(self) -> list[int]:
+        """Candidates that may be the fastest."""
+        indexes = sorted(self.measured)
+        measurements = [self.measured[i] for i in indexes]
+        if self._problem.is_sustained:
+            places = leaders(measurements, SUSTAINED_WITHIN, self._effort.sustained_leaders)
+        else:
+            places = leaders(measurements, self._effort.within, self._effort.leaders)
+        return [indexes[place] for place in places]
+
+    def rank(self, indexes: Sequence[int], today: int | None = None) -> CandidatesRanked | None:
+        """These candidates measured again, interleaved, and the fastest checked once more; None where none of them is
+        right. `today`: one of them, to which the ratios of all are wanted."""
+        while True:
+            right = [i for i in indexes if i in self.measured]
+            if not right:
+                return None
+            ranked = self._rank_once(right, today)
+            if ranked is None:  # the process died
+                continue
+            if not is_wrong(ranked.err, self._context.err_limit):
+                return ranked
+            i = ranked.indexes[ranked.ranking.winner]
+            self.measured.pop(i)
+            self._fail(i, "wrong", f"wrong after being measured: {ranked.err:.4f} of the elements are off", ranked.err)
+
+    # --- the loop of `measure`
 
     def _is_closing(self) -> bool:
         """True where no further candidate is to be begun. A budget never ends a search without a result."""
@@ -274,7 +301,7 @@ class ProblemSearch:
                     self._order = self._ranker.order()
 
     def _is_double(self, i: int, result: CompileResult) -> bool:
-        """True where another candidate is the same machine code: then this one has no row."""
+        """True where another candidate has the same machine code: then this one is not measured and has no row."""
         if result.facts is None:
             return False
         return self._same_code.setdefault(result.facts.same_as, i) != i and i not in self._task.always
@@ -398,32 +425,6 @@ class ProblemSearch:
         self._context.measurer.send(
             PrepareProblem(self._problem, options.seed, rotate_bytes, policy, self._context.err_limit)
         )
-
-    def leaders(self) -> list[int]:
-        """Candidates that may be the fastest, by their index."""
-        indexes = sorted(self.measured)
-        measurements = [self.measured[i] for i in indexes]
-        if self._problem.is_sustained:
-            places = leaders(measurements, SUSTAINED_WITHIN, self._effort.sustained_leaders)
-        else:
-            places = leaders(measurements, self._effort.within, self._effort.leaders)
-        return [indexes[place] for place in places]
-
-    def rank(self, indexes: Sequence[int], today: int | None = None) -> CandidatesRanked | None:
-        """These measured again, interleaved, and the fastest checked once more; None where none of them is right.
-        `today`: one of them to whom the ratios of all are wanted."""
-        while True:
-            right = [i for i in indexes if i in self.measured]
-            if not right:
-                return None
-            ranked = self._rank_once(right, today)
-            if ranked is None:  # the process died
-                continue
-            if not is_wrong(ranked.err, self._context.err_limit):
-                return ranked
-            i = ranked.indexes[ranked.ranking.winner]
-            self.measured.pop(i)
-            self._fail(i, "wrong", f"wrong after being measured: {ranked.err:.4f} of the elements are off", ranked.err)
 
     def _rank_once(self, indexes: list[int], today: int | None) -> CandidatesRanked | None:
         """One ranking; None if the process died, or none of the candidates is right any more."""

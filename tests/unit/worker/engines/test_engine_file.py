@@ -72,7 +72,7 @@ def test_ranges_meet_where_the_best_config_changes(tmp_path: Path, monkeypatch: 
 def test_the_files_configs_are_winners_and_those_that_come_near_with_other_rows() -> None:
     tiles = [(64, 64), (64, 32), (16, 64), (32, 64), (16, 32)]
     search_task = SimpleNamespace(candidates=[tile_config(config_values(m, n)) for m, n in tiles])
-    task: Any = SimpleNamespace(search=search_task, problem=SimpleNamespace(is_sustained=False))
+    task: Any = SimpleNamespace(search_task=search_task, problem=SimpleNamespace(is_sustained=False))
     us = dict(enumerate([10.0, 10.1, 10.9, 11.5, 10.8]))
     search: Any = SimpleNamespace(measured={i: SimpleNamespace(us=us[i]) for i in us})
     assert KeySearch.choose_finalists(cast("KeySearch", None), task, search) == [0, 4]

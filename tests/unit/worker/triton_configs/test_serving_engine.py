@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -278,6 +279,13 @@ def test_an_incomplete_engine_is_told(tmp_path: Path) -> None:
         load_engine(root, H200)
     (root / "vllm/utils/math_utils.py").write_text("import nowhere")
     with pytest.raises(ServingEngineError, match=r"math_utils cannot be loaded: ModuleNotFoundError: .*nowhere"):
+        load_engine(root, H200)
+    fp8_utils = root / "vllm/model_executor/layers/quantization/utils/fp8_utils.py"
+    shutil.copy(tree("vllm") / "vllm/utils/math_utils.py", root / "vllm/utils/math_utils.py")
+    fp8_utils.write_text(fp8_utils.read_text().replace("get_w8a8_block_fp8_configs", "get_other"))
+    with pytest.raises(
+        ServingEngineError, match=r"version that is known: vllm\..*fp8_utils has no get_w8a8_block_fp8_c"
+    ):
         load_engine(root, H200)
 
 
