@@ -1,7 +1,7 @@
 """Timeouts and pauses of a controller: how long it waits for nodes, streams and workers.
 
-drive.py puts the user's `--lost-after` and `--grace` into them (`RunContext.timeouts`). The
-timeouts of the policy are in policy/settings.py, those of a scheduler's leases in leases/leased_nodes.py.
+drive.py puts the user's `--lost-after` and `--grace` into them (`RunContext.timeouts`). The timeouts of the policy are
+in policy/settings.py, those of a scheduler's leases in leases/leased_nodes.py.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def read_facts(done: Completed) -> NodeFacts:
         values={key: value for key, value in single.items() if not key.startswith(("gpu.", "device."))},
         gpus=tuple(gpus),
         devices={key.removeprefix("device."): value for key, value in single.items() if key.startswith("device.")},
-        containers=tuple(container for line in listed["container"] for container in _containers(line)),
+        containers=tuple(filter(None, map(_container, listed["container"]))),
         locks={state: listed[f"lock.{state}"] for state in LOCK_STATES if listed[f"lock.{state}"]},
         lacks=listed["lacks"],
         cpu_flags=listed["cpu_flag"],
@@ -222,7 +222,8 @@ def _uncorrectable_errors(ras_files: Mapping[str, str]) -> dict[str, int]:
 
 
 def _nvidia_gpus(line: str) -> list[Gpu]:
-    """A line of the script's nvidia-smi query: index, name, capability, MiB total, MiB used, %, C, uuid."""
+    """The GPU in a line of the script's nvidia-smi query (index, name, capability, MiB total, MiB used, %, C, uuid);
+    none for any other line."""
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != 8:
         return []
@@ -243,11 +244,11 @@ def _nvidia_gpus(line: str) -> list[Gpu]:
     ]
 
 
-def _containers(line: str) -> list[Container]:
-    """A line ID|NAME|IMAGE|STATUS|RUN|NODE|SLOT|DEVICES; the last is a list with commas."""
+def _container(line: str) -> Container | None:
+    """A line ID|NAME|IMAGE|STATUS|RUN|NODE|SLOT|DEVICES, the last a list with commas; None for any other line."""
     cells = line.split("|")
     if len(cells) != 8:
-        return []
+        return None
     id_, name, image, status, run, node, slot, devices = cells
     device_paths = tuple(device for device in devices.split(",") if device)
-    return [Container(id_[:12], name.lstrip("/"), image, status, run, node, slot, device_paths)]
+    return Container(id_[:12], name.lstrip("/"), image, status, run, node, slot, device_paths)

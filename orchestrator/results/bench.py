@@ -34,6 +34,8 @@ MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
+RUNBOOK_NAMES = {backend: name for name, backend in AITERS.items()}
+"""AITER's backends by the names that their columns have there, `triton` and `gluon`. Others have their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,39 +209,19 @@ def redacted(options: Mapping[str, Any]) -> Document:
 
 
 def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
-    """Header and rows of bench.csv.
-
-    The columns `triton_*` and `gluon_*` are AITER's backends, as in the guide. Every other backend has columns with its
-    own name.
-    """
-    # the columns: those of the runbook, then what the backends of this bench add
-    runbook_names = {owner: name for name, owner in AITERS.items()}
-    figures = []
-    judgements = []
-    for backend in dict.fromkeys(result.backend for result in results):
-        name = runbook_names.get(backend, backend)
-        judgements += [f"{name}_spread", f"{name}_samples", f"{name}_status"]
-        if backend not in runbook_names:
-            figures += [f"{backend}_tflops", f"{backend}_us"]
-    more = [column for column in family.key_names if column not in RUNBOOK]
-    if any(result.env for result in results):
-        more.append("env")
-    header = [*RUNBOOK, *more, *figures, *judgements, "fastest", "node"]
-    absent: Document = {column: 0 if column.endswith("_samples") else "" for column in header}
-    absent |= dict.fromkeys([*RUNBOOK[3:], *figures], "0.0")
-
-    # a row for each shape and side, filled from the results of its backends
+    """Header and rows of bench.csv: a row for each shape and side, filled from the results of its backends."""
+    header = _bench_columns(results, family)
     winners = fastest(results)
     rows: dict[tuple[int, str], Document] = {}
     for result in results:
         place = (result.shape, result.env)
-        row = rows.setdefault(place, dict(absent))
+        row = rows.setdefault(place, {column: _absent_cell(column) for column in header})
         row |= family.named_key(result.key)
         row["env"] = result.env
         row["node"] = row["node"] or result.node
         if place in winners:
             row["fastest"] = winners[place].backend
-        name = runbook_names.get(result.backend, result.backend)
+        name = RUNBOOK_NAMES.get(result.backend, result.backend)
         row[f"{name}_spread"] = f"{result.spread:.4f}"
         row[f"{name}_samples"] = result.samples
         row[f"{name}_status"] = result.status
@@ -249,6 +231,28 @@ def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[
     yield header
     for row in rows.values():
         yield [row[column] for column in header]
+
+
+def _bench_columns(results: Sequence[Result], family: Family) -> list[str]:
+    """The columns of bench.csv: those of the runbook, the family's further ones, and those of this bench's backends."""
+    figures = []
+    judgements = []
+    for backend in dict.fromkeys(result.backend for result in results):
+        name = RUNBOOK_NAMES.get(backend, backend)
+        judgements += [f"{name}_spread", f"{name}_samples", f"{name}_status"]
+        if backend not in RUNBOOK_NAMES:
+            figures += [f"{backend}_tflops", f"{backend}_us"]
+    more = [column for column in family.key_names if column not in RUNBOOK]
+    if any(result.env for result in results):
+        more.append("env")
+    return [*RUNBOOK, *more, *figures, *judgements, "fastest", "node"]
+
+
+def _absent_cell(column: str) -> str | int:
+    """The cell of bench.csv where a backend has no result."""
+    if column.endswith(("_tflops", "_us")):
+        return "0.0"
+    return 0 if column.endswith("_samples") else ""
 
 
 def _run_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:

@@ -57,13 +57,16 @@ def require(requirement: object, why: str) -> None:
 
 
 class Step(NamedTuple):
-    """A command that ended. `document`: what it printed with --json, {} if nothing. `why`: its failure in words. `cut`:
-    why it was ended early, "" if it ended by itself. `run`: the folder of its run, if it made one."""
+    """A command that ended."""
 
     document: Document
+    """The output with --json, {} for none."""
     why: str
+    """Its failure in words."""
     cut: str
+    """The reason why it was ended early, "" if it ended by itself."""
     run: Path
+    """The folder of its run; one that does not exist if it made none."""
 
     def rows(self, name: str = "profile.csv") -> list[dict[str, str]]:
         """Rows of a result file of its run. Raises NotTriedError without any."""

@@ -96,16 +96,17 @@ class BenchTuner:
     def canary(self) -> tuple[bool, float, str]:
         """The torch tuner's, on the first side that has torch. Without any, no backend has a result either. The probe
         ends with it; the next canary starts it again."""
-        for runner in self._runners.values():
-            if runner.name == PROBE and not runner.gone:
-                try:
-                    answer = runner.ask({"do": "canary"}, 100.0)
-                except HelperError as e:
-                    return False, -1.0, str(e)
-                finally:
-                    runner.close()
-                return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
-        return True, 0.0, "no side has torch: nothing was multiplied"
+        probes = (runner for runner in self._runners.values() if runner.name == PROBE and not runner.gone)
+        probe = next(probes, None)
+        if probe is None:
+            return True, 0.0, "no side has torch: nothing was multiplied"
+        try:
+            answer = probe.ask({"do": "canary"}, 100.0)
+        except HelperError as e:
+            return False, -1.0, str(e)
+        finally:
+            probe.close()
+        return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Bench the shapes of a spec. Raises ValueError for bad options."""
