@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import TextIO
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -27,19 +29,24 @@ MOST_DETAILS = 2
 """Details of nodes that are too long for their cell, and are repeated below the table."""
 
 
-def make_view(every: float = 10.0, *, quiet: bool = False) -> RichView | LineView:
+def make_view(every: float = 10.0, *, quiet: bool = False, needs_reader: bool = False) -> RichView | LineView:
     """Return RichView if standard output is a terminal that can be redrawn, else LineView: rich shows nothing on a
-    terminal whose TERM is dumb. `quiet`: only notes, on standard error."""
+    terminal whose TERM is dumb. `quiet` and `needs_reader`: of LineView."""
     can_redraw = sys.stdout.isatty() and not console().is_dumb_terminal
-    return RichView() if can_redraw and not quiet else LineView(every, quiet=quiet)
+    return RichView() if can_redraw and not quiet else LineView(every, quiet=quiet, needs_reader=needs_reader)
 
 
 class LineView:
-    """One line per event, and a summary at most every `every` seconds. `quiet`: only notes, on standard error."""
+    """One line per event, and a summary at most every `every` seconds. `quiet`: only notes, on standard error.
 
-    def __init__(self, every: float = 10.0, *, quiet: bool = False) -> None:
+    A run goes on if nobody reads its lines any more: Ctrl-C ends the `tee` of `tune | tee log` as well, and the run
+    must still come to its orderly end. With `needs_reader` BrokenPipeError is raised instead.
+    """
+
+    def __init__(self, every: float = 10.0, *, quiet: bool = False, needs_reader: bool = False) -> None:
         self._every = every
         self._quiet = quiet
+        self._needs_reader = needs_reader
         self._next = 0.0
         """Time of the monotonic clock before which no summary is printed."""
         self._last = ""
@@ -50,14 +57,31 @@ class LineView:
         if now >= self._next and line != self._last:
             self._next = now + self._every
             self._last = line
-            print(line, flush=True)
+            self._print(line, sys.stdout)
 
     def note(self, text: str, *, bad: bool = False) -> None:
         line = f"! {plain(text)}" if bad else plain(text)
-        print(line, file=sys.stderr if self._quiet else sys.stdout, flush=True)
+        self._print(line, sys.stderr if self._quiet else sys.stdout)
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _print(self, line: str, stream: TextIO) -> None:
+        try:
+            print(line, file=stream, flush=True)
+        except BrokenPipeError:
+            if self._needs_reader:
+                raise
+            _discard_output(stream)
+
+
+def _discard_output(broken: TextIO) -> None:
+    """Let the process write on, to nowhere, what goes into the same pipe as `broken`: standard output or error."""
+    streams = [stream for stream in (sys.stdout, sys.stderr) if os.path.sameopenfile(stream.fileno(), broken.fileno())]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def summary_line(status: RunStatus) -> str:

@@ -132,7 +132,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     snapshot = RunSnapshot(paths)
     noted: dict[str, str] = {}
     is_alive = True
-    with closing(Watch(snapshot.plans, limit_s)) as watch, closing(make_view(every=0.0)) as view:
+    with closing(Watch(snapshot.plans, limit_s)) as watch, closing(make_view(every=0.0, needs_reader=True)) as view:
         while is_alive:
             is_alive = bool(holder(paths.lock))
             status = snapshot.status()

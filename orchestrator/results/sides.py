@@ -300,7 +300,7 @@ def _times_of_profile(names: Sequence[str], lines: Sequence[Line], where: str) -
 
 
 def _wrong_length(cells: Sequence[str], names: Sequence[str]) -> str:
-    return f"has {len(cells)} cells, the header {len(names)}; was the file cut short?"
+    return f"has {plural(len(cells), 'cell')}, the header {len(names)}; was the file cut short?"
 
 
 def _times(cells: pd.Series, columns: _Columns, faults: Faults) -> pd.Series:

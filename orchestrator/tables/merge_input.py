@@ -116,7 +116,9 @@ def open_sources(
     rows (`results.run_facts.RunFacts`); without it, rows are known by the records beside their table.
     """
     runs = [path for path in sources if path.is_dir()]
-    faults = [fault for fault in map(_fault_of_run, runs) if fault]
+    ids = [path for path in sources if not path.suffix and not path.exists()]
+    faults = [f"{path}: no such folder; a run is named by its folder here, such as runs/{path.name}" for path in ids]
+    faults += [fault for fault in map(_fault_of_run, runs) if fault]
     if faults:
         raise InputError(faults)
     tables = list(map(table_of, dict.fromkeys(sources)))

@@ -19,7 +19,7 @@ from orchestrator.tables.keys import MAX_SHOWN, Key, missing_gfx, number_of
 from orchestrator.tables.row_kernels import KERNEL_NAMES, MAX_NAME, kernel_of
 from orchestrator.tables.table import fill_up
 from worker.families import NULLS, Column, Family, backend_of
-from worker.text import Finding, Level
+from worker.text import Finding, Level, plural
 
 
 class BrokenRule(NamedTuple):
@@ -100,7 +100,7 @@ class RowRules:
             yield from self._check_in_build(row, key, self.build)
 
     def _describe_width(self, cells: Sequence[str]) -> str:
-        return f"has {len(cells)} cells, the header {len(self.header)}"
+        return f"has {plural(len(cells), 'cell')}, the header {len(self.header)}"
 
     def _check_cells(self, cells: Sequence[str], row: Mapping[str, str], key: Key | None) -> Iterator[BrokenRule]:
         is_short = len(cells) < len(self.header)

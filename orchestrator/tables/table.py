@@ -121,7 +121,7 @@ class TableReader:
         if self.lenient:
             cells = fill_up(cells, len(self.header))
         elif len(cells) != len(self.header):
-            raise KeyFault(f"has {len(cells)} cells, the header {len(self.header)}; was a write cut short?")
+            raise KeyFault(f"has {plural(len(cells), 'cell')}, the header {len(self.header)}; was a write cut short?")
         key = self._key(cells)
         us_text = cells[self.us_index]
         us = number_of(us_text)

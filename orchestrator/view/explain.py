@@ -208,9 +208,10 @@ def _stories_of(what: str | None, stories: _Stories, ledger: LedgerReader) -> li
     shapes = [int(what)] if what.isdigit() else [id_ for id_ in ledger.keys if stories.named(id_) == what]
     if shapes and shapes[0] in ledger.keys:
         return [stories.shape(shapes[0])]
+    groups = and_more(list(state.attempts), 6) or "none yet"
+    nodes = ", ".join(sorted(state.nodes)) or "none yet"
     raise InputError(
-        f"run {ledger.meta('run')} has no group, shape or node {what!r} (groups: {and_more(list(state.attempts), 6)};"
-        f" nodes: {', '.join(sorted(state.nodes))})"
+        f"run {ledger.meta('run')} has no group, shape or node {what!r} (groups: {groups}; nodes: {nodes})"
     )
 
 

@@ -87,6 +87,17 @@ def test_a_terminal_that_cannot_be_redrawn_gets_plain_lines(
             assert type(made) is view
 
 
+def test_a_run_goes_on_if_nobody_reads_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        with pytest.raises(BrokenPipeError):
+            LineView(needs_reader=True).note("status --watch | head ends")
+        LineView().note("tune | tee log goes on")
+        print("its last page has nowhere to go either", flush=True)
+
+
 def test_no_view_cuts_a_command_that_is_to_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = f"ssh-keyscan -p 2222 gpu01 >>{'/home/somebody/with/a/long/path' * 20}/known_hosts"
     unknown = f"the key that gpu01:2222 shows is not known; add it: {typed}"

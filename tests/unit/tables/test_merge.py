@@ -325,6 +325,7 @@ def test_a_table_of_another_family_and_a_folder_that_is_no_run_are_refused(tmp_p
     done = command("db", "merge", csv(tmp_path / "a8w8_blockscale_tuned_gemm.csv", line(1, "5.0")), "--into", db)
     done.failed_with(2, "tables of several families do not merge")
     command("db", "merge", tmp_path, "--into", db).failed_with(2, "holds no tuned.csv")
+    command("db", "merge", "20261129-0a1b", "--into", db).failed_with(2, "here, such as runs/20261129-0a1b")
 
 
 def test_a_line_of_a_merge_has_the_two_times_that_its_reason_compares() -> None:
