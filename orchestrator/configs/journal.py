@@ -147,7 +147,11 @@ class MergeJournal:
         return merge, files
 
     def _lines(self) -> list[str]:
-        return self.path.read_text().splitlines() if self.path.exists() else []
+        """The line of each merge; a text in it may hold other characters that end a line, such as U+2028."""
+        if not self.path.exists():
+            return []
+        text = self.path.read_bytes().decode(errors="replace")
+        return [line for line in text.split("\n") if line]
 
     def _write(self, lines: list[str]) -> None:
         """Write the journal anew; one without a merge goes."""

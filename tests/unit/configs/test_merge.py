@@ -310,6 +310,21 @@ def test_a_file_changed_since_is_left_alone_and_one_that_was_never_written_is_no
     assert text_of(root) == before
 
 
+def test_a_journal_holds_any_text_and_a_damaged_one_is_told(root: Path, tmp_path: Path) -> None:
+    before = text_of(root)
+    merge_run(winners(tmp_path / "run", WON, [{}]), root)
+    journal = root / CONFIGS / NAME
+    entry = json.loads(journal.read_text())
+    journal.write_text(json.dumps({**entry, "run": "a\u2028b"}, ensure_ascii=False) + "\n")
+    intact = journal.read_bytes()
+    journal.write_bytes(b"\xff\n")
+    with pytest.raises(InputError, match=f"{NAME}:1: is damaged, so nothing is undone"):
+        undo_merge(root)
+    journal.write_bytes(intact)
+    assert undo_merge(root)["run"] == "a\u2028b"
+    assert text_of(root) == before
+
+
 FAMILY = get_family("a8w8_blockscale")
 NEW = values(64)
 
