@@ -141,9 +141,9 @@ def list_from_model(
         notes = [*shapes.notes, *saving]
         if not engine:
             notes += risk_notes(FAMILIES[name], calls)
-        layers_by_name = dict(shapes.layers)
-        documents.append({"family": name, "tp": tp, "shapes": len(calls), "layers": layers_by_name, "notes": notes})
-        lines.append(f"{plural(len(calls), 'shape')} of family {name} for one rank of {tp}")
+        size = len(calls)
+        documents.append({"family": name, "tp": tp, "shapes": size, "layers": dict(shapes.layers), "notes": notes})
+        lines.append(f"{plural(size, 'shape')} of family {name} for one rank of {tp}")
         lines += [f"  {layer:14} {sizes}" for layer, sizes in shapes.layers]
         lines += [f"  {note}" for note in notes]
     page = Page({"families": documents, "notes": engine_notes} if engine else documents[0])

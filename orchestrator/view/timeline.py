@@ -172,7 +172,7 @@ def make_timeline(state: State, named: NameOfShape, start: float, end: float) ->
     for slot, attempts in by_slot.items():
         segments = [_segment(attempt, tuned[attempt.id], named, seconds) for attempt in attempts]
         if is_coarse:
-            segments = list(_merge_short_segments(segments, gap))
+            segments = _merge_short_segments(segments, gap)
         lanes.append([*slot, list(map(list, segments))])
     marks: list[list[Any]] = []
     for epoch, (begin, _) in enumerate(state.sessions, 1):
@@ -218,23 +218,20 @@ def _segment(attempt: Attempt, tuned: int, named: NameOfShape, seconds: Callable
     )
 
 
-def _merge_short_segments(segments: list[Segment], gap: float) -> Iterator[Segment]:
+def _merge_short_segments(segments: list[Segment], gap: float) -> list[Segment]:
     """Neighbours that ended well and are too short to be seen become one, named after the first."""
-    merged: Segment | None = None
+    merged: list[Segment] = []
     for segment in segments:
-        if merged is not None and _is_seen_as_one(merged, segment, gap):
-            merged = merged._replace(end=segment.end, tuned=merged.tuned + segment.tuned)
-            continue
-        if merged is not None:
-            yield merged
-        merged = segment
-    if merged is not None:
-        yield merged
+        if merged and _is_seen_as_one(merged[-1], segment, gap):
+            before = merged.pop()
+            segment = before._replace(end=segment.end, tuned=before.tuned + segment.tuned)
+        merged.append(segment)
+    return merged
 
 
 def _is_seen_as_one(before: Segment, segment: Segment, gap: float) -> bool:
     """True for neighbours that ended well, follow each other closely, and are short together."""
-    if before.kind != "done" or segment.kind != "done" or before.end is None or segment.end is None:
+    if not before.kind == segment.kind == "done" or before.end is None or segment.end is None:
         return False
     return segment.end - before.start < 4 * gap and segment.start - before.end < gap
 
