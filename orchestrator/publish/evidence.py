@@ -64,10 +64,27 @@ def collect_evidence(
     commands: list[str] = []
     for run, document in documents.items():
         if document.get("argv"):
-            commands.append(f"gemmfleet {shlex.join(map(str, document['argv']))}")
+            commands.append(f"gemmfleet {shlex.join(public_words(document['argv']))}")
         else:
             missing.append(f"command of the run {run}")
     return Evidence(facts, commands, missing)
+
+
+def public_words(words: Iterable[Any]) -> list[str]:
+    """The words of a command for a public text: of an absolute path the name alone, without folders of this machine.
+
+    `/home/me/runs/r1` becomes `r1`, and `--out=/tmp/x` becomes `--out=x`.
+    """
+    shown: list[str] = []
+    for word in map(str, words):
+        option, equals, value = word.partition("=")
+        if word.startswith("/"):
+            shown.append(Path(word).name)
+        elif value.startswith("/"):
+            shown.append(f"{option}{equals}{Path(value).name}")
+        else:
+            shown.append(word)
+    return shown
 
 
 def _facts_of_slots(document: Mapping[str, Any]) -> list[dict[str, Any]]:

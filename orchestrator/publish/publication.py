@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from orchestrator.errors import InputError
 from orchestrator.files.write import write_atomic
 from orchestrator.publish.checkout import Checkout
-from orchestrator.publish.evidence import Evidence
+from orchestrator.publish.evidence import Evidence, public_words
 from orchestrator.templating import render
 
 MAX_ROWS = 20
@@ -152,9 +152,9 @@ def nothing_to_publish(published: Published, reasons: Sequence[str]) -> InputErr
 
 
 def _public_words(request: PublishRequest) -> list[str]:
-    """The words of the command, the checkout by its name alone: a public text does not show the folders of this
-    machine."""
-    words = [str(word) for word in request.argv]
+    """The words of the command as a public text shows them, with the checkout by its name also where its path is
+    relative."""
+    words = public_words(request.argv)
     name = request.onto.resolve().name
     for place, word in enumerate(words):
         if word.startswith("--onto="):

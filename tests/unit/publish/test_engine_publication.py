@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.configs import engine_tree
 from orchestrator.errors import InputError
+from orchestrator.publish.evidence import public_words
 from tests.standins.aiter.checkout import checkout, commit, git, show
 from tests.support.engine_runs import NEW, Times, engine_run, repository
 from tests.support.engines import H200, ask_here, copy
@@ -106,6 +107,9 @@ def test_the_text_names_the_checkout_and_no_folder_of_this_machine(
     shown = [word.replace("../vllm", ".").replace(".", "vllm") for word in words]
     document = publish(run, *words)
     assert f"gemmfleet publish ../v0.3 {' '.join(shown)} --model Qwen3.5\n" in document["body"]
+    assert public_words(["publish", "/home/me/r1", "--out=/tmp/x y", "--e2e", "a /b"]) == [
+        "publish", "r1", "--out=x y", "--e2e", "a /b"
+    ]  # fmt: skip
 
 
 def test_a_new_file_of_experts_names_its_triton_as_others_do(tmp_path: Path, vllm: Path) -> None:
