@@ -167,5 +167,5 @@ def parse_share(text: str | None) -> float | None:
     if text.endswith("%"):
         share /= 100.0
     if not 0 < share <= 1:
-        raise InputError(f"{text!r} is not a share such as 95%")
+        raise InputError(f"--until-gain: {text!r} is not a share such as 95%")
     return share

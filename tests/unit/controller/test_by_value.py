@@ -88,7 +88,7 @@ def test_rows_of_the_db_are_the_time_now_and_those_that_stay_have_no_value(bench
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--by-value --until-gain 120%", "'120%' is not a share such as 95%"),
+        ("--by-value --until-gain 120%", "--until-gain: '120%' is not a share such as 95%"),
         ("--by-value", "--by-value needs a column count"),
         ("--gpu-hours 1", "belong to --by-value"),
     ],
