@@ -10,6 +10,9 @@ from orchestrator.engines import UNUSABLE, EngineSpec, Finding, WorkerState
 from orchestrator.errors import EngineError
 from orchestrator.transport.base import Transport
 
+_ANSWER = re.compile(r"(\S+) (running|ended|absent)(?: ([0-9]+))?")
+"""A line of `launch.sh list`: `0 running`, or `1 ended 137`."""
+
 
 class ProcessEngine:
     """The engine `process`."""
@@ -40,8 +43,10 @@ class ProcessEngine:
             return []  # a folder that is not there, and so nothing of ours
         states = []
         for line in lines:
-            slot, state, *code = line.split()
-            states.append(WorkerState(slot, state, int(code[0]) if code else None))
+            answer = _ANSWER.fullmatch(line)
+            if answer:  # a start-up file of the login shell may print lines of its own
+                slot, state, code = answer.groups()
+                states.append(WorkerState(slot, state, int(code) if code else None))
         return states
 
     def stop(self, *, kill: bool = False) -> None:

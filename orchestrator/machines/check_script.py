@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from orchestrator import clean
 from orchestrator.engines import find_engine
+from orchestrator.files.faults import shown
 from orchestrator.inventory.model import Node
 from orchestrator.machines.facts import Container, Gpu, NodeFacts, whole_number
 from orchestrator.templating import render
@@ -39,6 +40,8 @@ CONTAINER_TIMEOUT_S = 10
 MAX_BYTES = 256 * 1024
 MAX_LINES = 4000
 DEFAULT_WORKDIR = "~/.gemmfleet"
+_KEY = re.compile(rb"[a-z][\w.]*=")
+"""The begin of a line that the script prints."""
 
 
 class Fact(NamedTuple):
@@ -153,7 +156,15 @@ def read_facts(done: Completed) -> NodeFacts:
         locks={state: listed[f"lock.{state}"] for state in LOCK_STATES if listed[f"lock.{state}"]},
         lacks=listed["lacks"],
         cpu_flags=listed["cpu_flag"],
+        greeting=_greeting(done.out),
     )
+
+
+def _greeting(output: bytes) -> str:
+    """The first line, if it is not one of the script."""
+    if not output or _KEY.match(output):
+        return ""
+    return shown(output[:400].lstrip().partition(b"\n")[0].decode("utf-8", "replace"))
 
 
 def _printed_values(output: bytes) -> dict[str, list[str]]:

@@ -88,6 +88,8 @@ class NodeFacts:
     lacks: tuple[str, ...] = ()
     """Tools that the node does not have."""
     cpu_flags: tuple[str, ...] = ()
+    greeting: str = ""
+    """Text that the login shell prints before the output of a command, in quotes; empty if it prints nothing."""
 
     def number(self, key: str) -> int | None:
         """A value as a whole number, None if it is something else."""

@@ -145,6 +145,14 @@ def clock_is_wrong(node: CheckedNode) -> str | None:
     return f"its clock is {abs(node.skew):.0f} s {direction} ours"
 
 
+@question("shell", UNUSABLE, fix="let its start-up file (~/.bashrc, ...) print on terminals only: [ -t 1 ] && echo ...")
+def login_shell_prints(node: CheckedNode) -> str | None:
+    """The stream of records and files that we read there would begin with it."""
+    if node.facts.greeting:
+        return f"its login shell prints text before the output of each command: {node.facts.greeting}"
+    return None
+
+
 @question("tools", UNUSABLE, fix="install util-linux, coreutils, findutils, tar")
 def tools_are_missing(node: CheckedNode) -> Iterator[str]:
     for tool in node.facts.lacks:

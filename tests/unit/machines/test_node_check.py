@@ -250,6 +250,13 @@ def test_verdicts(state: str, node: Node, changes: dict[str, str | None], says: 
     assert all(f.way_out for f in problems)
 
 
+def test_a_login_shell_that_greets_every_command_is_named() -> None:
+    done = answer({})
+    report = check_node(HERE, Completed(0, b"\nWelcome, \x1b[1mann\n" + done.out, b""), NOW)
+    assert report.state == "unusable"
+    assert r"prints text before the output of each command: 'Welcome, \x1b[1mann'" in report.problems()[0]
+
+
 def test_hostile_answers_are_cleaned_and_capped() -> None:
     evil = "\x1b]0;x\x07\x1b[31mred\u202e"
     lines = [f"user={evil}", "gpu.x.y=1", "gpu.0=1", "gpu..=", "container=a|b", "clock=" + "9" * 400]
