@@ -258,7 +258,7 @@ def _write_misses(misses: Misses, source: str, options: _ListOptions) -> Page:
     families = [family for family in misses.families if options.family in (None, family)]
     notes = _describe_left_out(misses, options.family)
     if not families:
-        raise InputError([f"no shape without a tuned row in {source}", *notes])
+        raise InputError([f"no shape without a tuned row or config file in {source}", *notes])
     lines = [source]
     documents: list[dict[str, Any]] = []
     all_risks: list[str] = []
@@ -289,7 +289,8 @@ def _write_misses(misses: Misses, source: str, options: _ListOptions) -> Page:
 def _describe_left_out(misses: Misses, family: str | None) -> list[str]:
     """Return the notes on a log, and what was not listed: other families, lines without a family, odd lines."""
     notes = list(misses.notes)
-    others = [other for other in misses.families if family not in (None, other)]
+    families = dict.fromkeys([*misses.families, *(name for name, _ in misses.files)])
+    others = [other for other in families if family not in (None, other)]
     if others:
         notes.append(f"left out, of other families: {', '.join(others)}")
     if misses.unknown:

@@ -160,7 +160,8 @@ def make_config(raw: Mapping[str, Any]) -> Any:
         known = [*same_class, ALIASES.get(model_type)][0]
         if known is None:
             version = transformers.__version__
-            raise ClassError(f"is not known: transformers {version} has none for model type {model_type[:60]}")
+            fault = f"is not known: transformers {version} has none for model type {model_type[:60]}"
+            raise ClassError(f"{fault}; a newer transformers may have it")
         model_type = known
     values = {name: value for name, value in raw.items() if name not in ("model_type", "architectures")}
     return transformers.CONFIG_MAPPING[model_type](**values)

@@ -188,7 +188,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert one.out == from_log("-", stdin=LINES[8][0] + "\n").out == "B,M,N,K,count\n16,4,5,6,1\n"
     assert "left out, of other families" in one.err
     from_log(log, "--family", "a8w8", "-o", tmp_path).failed_with(2)
-    from_log("-", stdin="nothing\n").failed_with(2, "no shape without a tuned row")
+    from_log("-", stdin="nothing\n").failed_with(2, "no shape without a tuned row or config file in 1 line")
 
 
 def test_the_list_has_the_calls_of_each_shape_also_of_a_padded_one(tmp_path: Path) -> None:

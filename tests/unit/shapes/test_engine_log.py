@@ -315,6 +315,8 @@ def test_sizes_that_no_name_has_are_asked_for(log: Path, tmp_path: Path) -> None
     lacking.failed_with(2, "fmoe", "model_dim is missing", "--model CONFIG.json", "--set", "topk")
     one = from_log(log, "--family", "a8w8_blockscale", "--m", "1,33")  # the experts' file needs no sizes then
     assert one.out == "M,N,K,count\n1,1280,4096,2\n33,1280,4096,2\n1,4096,1024,1\n33,4096,1024,1\n"
+    assert "left out, of other families: fmoe" in one.err
+    from_log(log, "--family", "a16w16").failed_with(2, "left out, of other families: a8w8_blockscale, fmoe")
     given = from_log(log, "--family", "fmoe", "--m", "5", "--set", "model_dim=4096", "--set", "topk=8")
     assert given.out.splitlines()[1].startswith("5,4096,384,128,8,ActivationType.Silu,torch.bfloat16,")
     for more, told in (
