@@ -10,7 +10,7 @@ from orchestrator.engines import UNUSABLE, EngineSpec, Finding, WorkerState
 from orchestrator.errors import EngineError
 from orchestrator.transport.base import Transport
 
-_ANSWER = re.compile(r"(\S+) (running|ended|absent)(?: ([0-9]+))?")
+_ANSWER = re.compile(r"(\S+) (running|ended|absent)(?: ([0-9]*))?")
 """A line of `launch.sh list`: `0 running`, or `1 ended 137`."""
 
 

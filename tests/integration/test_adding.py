@@ -140,7 +140,7 @@ def test_an_option_of_the_inventory_is_one_field(tree: Path) -> None:
     assert "OMP_NUM_THREADS=3" in (folder / "nodes/here/tune.sh").read_text()
     change(tree, "inv.yaml", "threads: 3", "threads: many")
     bad = run(tree, "inventory", "check", "inv.yaml")
-    assert (bad.returncode, "threads: Input should be a valid integer" in bad.stderr) == (2, True), bad.stderr
+    assert (bad.returncode, "threads: must be a whole number" in bad.stderr) == (2, True), bad.stderr
 
 
 def test_a_column_is_one_entry(tree: Path) -> None:
