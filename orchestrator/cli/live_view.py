@@ -76,7 +76,7 @@ class LineView:
 
 
 def _discard_output(broken: TextIO) -> None:
-    """Let the process write on, to nowhere, what goes into the same pipe as `broken`: standard output or error."""
+    """From now on throw away what is written into the same pipe as `broken`, which is standard output or error."""
     streams = [stream for stream in (sys.stdout, sys.stderr) if os.path.sameopenfile(stream.fileno(), broken.fileno())]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:

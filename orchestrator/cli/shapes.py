@@ -247,9 +247,9 @@ class _ListOptions(NamedTuple):
     pad_level: PadLevel | None
     force: bool
     top: int | None
-    """Only as many shapes, the most frequent."""
+    """At most this many shapes, the most frequent ones."""
     least: int
-    """Only shapes with as many lines."""
+    """Only shapes with at least this many lines."""
 
 
 def _write_misses(misses: Misses, source: str, options: _ListOptions) -> Page:

@@ -77,7 +77,7 @@ def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
         if engine and (into / package.name).exists():
             raise InputError(f"--into {into}: holds an engine itself; leave out --engine, or name an override folder")
         if engine and package.name == "sglang" and into.is_dir() and not (into / "configs").is_dir():
-            raise InputError(f"--into {into}: SGLang reads {into / 'configs'}, which is no folder: make it first")
+            raise InputError(f"--into {into}: SGLang reads {into / 'configs'}, which does not exist: make it first")
         yield EngineTarget(package, into.resolve() if engine else package)
 
 

@@ -41,7 +41,7 @@ MAX_BYTES = 256 * 1024
 MAX_LINES = 4000
 DEFAULT_WORKDIR = "~/.gemmfleet"
 _KEY = re.compile(rb"[a-z][\w.]*=")
-"""The begin of a line that the script prints."""
+"""The beginning of a line that the script prints."""
 
 
 class Fact(NamedTuple):
@@ -161,7 +161,7 @@ def read_facts(done: Completed) -> NodeFacts:
 
 
 def _greeting(output: bytes) -> str:
-    """The first line, if it is not one of the script."""
+    """The first line, "" if the script printed it."""
     if not output or _KEY.match(output):
         return ""
     return shown(output[:400].lstrip().partition(b"\n")[0].decode("utf-8", "replace"))

@@ -144,7 +144,7 @@ class BenchTuner:
         bench.report()
 
     def _runner(self, side: Side, name: str, options: BenchOptions, family: str) -> BackendRunner:
-        """The runner of this backend and side, made when it is asked for first. It keeps the options of then."""
+        """The runner of this backend and side. The first call makes it, and its options stay."""
         key = (side.name, name)
         if key not in self._runners:
             self._runners[key] = self._make_runner(side, name, options, family)

@@ -186,7 +186,7 @@ class ServingEngine:
         lookup.cache_clear()
         for key, values in (table or {}).items():
             if not isinstance(values, dict):
-                raise ServingEngineError(f"{opened[-1]}: the entry of {key} is no config, but {values!r:.80}")
+                raise ServingEngineError(f"{opened[-1]}: the entry of {key} is not a config, but {values!r:.80}")
         return table
 
     def _paths_tried(self, layer: Layer) -> list[Path]:

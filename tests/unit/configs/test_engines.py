@@ -309,7 +309,7 @@ def test_undo_gives_back_line_ends_and_leaves_a_file_that_is_no_text(root: Path,
     ("text", "fault"),
     [
         ('{"1": ', "vllm 0.33.0 cannot read {path}: JSONDecodeError: "),
-        ('{"1": 5}', "{path}: the entry of 1 is no config, but 5"),
+        ('{"1": 5}', "{path}: the entry of 1 is not a config, but 5"),
     ],
 )
 def test_a_file_that_the_engine_cannot_read_is_named(root: Path, tmp_path: Path, text: str, fault: str) -> None:

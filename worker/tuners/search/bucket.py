@@ -353,8 +353,8 @@ class BucketSearch:
         """The verdict for a point's row, as JSON; orchestrator/configs/decisions.py shows one, and reads it.
 
         `values`: the winner's, null if today's stay. `old`: today's values, each once. `points`: this M and those that
-        are no shape's, through each operator that computes them, as [M, count, today's us, the winner's us, errRatio,
-        index of today's values in `old`, operator ("": the usual one)].
+        the workload does not have, through each operator that computes them, as [M, count, today's us, the winner's us,
+        errRatio, index of today's values in `old`, operator ("": the usual one)].
         """
         tasks = [other for other in measured if other.shape is task.shape or not other.point.weight]
         old_values: list[dict[str, Any]] = []
