@@ -16,7 +16,8 @@ PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """No garbage collection: it would disturb a clock, and cost time where many objects without cycles are made."""
+    """No garbage collection: it would disturb a clock, free a GPU's graph at the wrong time, and cost time where many
+    objects without cycles are made."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -6,7 +6,6 @@ a thread of its own), `check`, and `timer`, whose samples it takes. `gpu_clock.p
 
 from __future__ import annotations
 
-import gc
 import importlib
 import math
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 import triton
 
+from worker import without_gc
 from worker.device import driver_version
 from worker.text import byte_words
 from worker.tuners.common.device import Device, canary, device_seconds, timed_canary
@@ -216,17 +216,13 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     # The garbage of a candidate that failed may hold its graph, and to free a graph is not permitted during a capture.
-    gc.disable()
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for call in calls:
-                    call()
-            finally:
-                graph.capture_end()
-    finally:
-        gc.enable()
+    with without_gc(), torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph
 
