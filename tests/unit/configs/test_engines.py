@@ -412,7 +412,7 @@ def test_a_folder_that_sglangs_look_up_cannot_read_is_not_made(tmp_path: Path) -
     run = ran(tmp_path / "run", sglang_document(UNKNOWN, "3.6.0+git1"), tuner="sglang")
     assert "tune with a release of Triton" in refused(run, root)
     (tmp_path / "mine").mkdir()
-    assert f"SGLang reads {tmp_path}/mine/configs, which is no" in refused(run, tmp_path / "mine", engine=root)
+    assert f"SGLang reads {tmp_path}/mine/configs, which does not exist" in refused(run, tmp_path / "mine", engine=root)
 
 
 def test_a_whole_folder_of_configs_is_asked_with_the_engine_that_reads_it(tmp_path: Path) -> None:
