@@ -147,12 +147,12 @@ def every_m(
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Ratios of new to the best, and of old to new."""
+    """Ratios to the best, over the M where the new config ran; `not_run` counts the others."""
     ratios = sorted(row["new"] / row["best"] for row in rows if row["new"] > 0)
     old = sorted(row["old"] / row["best"] for row in rows if row["old"] > 0)
     before = sorted(row["before"] / row["best"] for row in rows if row.get("before", -1.0) > 0)
     found = {
-        "m": len(ratios), "slower": sum(row["slower"] > 0 for row in rows),
+        "m": len(ratios), "not_run": len(rows) - len(ratios), "slower": sum(row["slower"] > 0 for row in rows),
         "new_over_best": math.exp(sum(map(math.log, ratios)) / len(ratios)),
         "above_3": sum(ratio > 1.03 for ratio in ratios) / len(ratios),
         "p99": ratios[math.ceil(0.99 * len(ratios)) - 1], "worst": ratios[-1],
@@ -232,7 +232,8 @@ def main() -> int:
     if rows:
         whole = summary(rows)
         print(json.dumps(whole), file=sys.stderr)
-        how = f"{whole['m']} M, {whole['slower']} slower than before, {whole['above_3']:.1%} more than 3 % above"
+        ran = f"{whole['m']} M, {whole['not_run']} where the new config did not run"
+        how = f"{ran}, {whole['slower']} slower than before, {whole['above_3']:.1%} more than 3 % above"
         show([Figure("new file over the best, geometric mean", whole["new_over_best"], 1.01, "x", how)])
     return 0
 
