@@ -217,6 +217,23 @@ PATHS = RunPaths(Path("runs/20260131-154500-3f9a"))
 CONFIG = RunConfig(PATHS.run, 0.0, [], "0", "a4w4_blockscale", "aiter", "s.csv", "", "inv.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty or no mapping of keys to values"),
+        ("null", "it is empty or no mapping of keys to values"),
+        ("run: r1\ncreated: 0.0\nargv: []\n", "it lacks version, family, tuner, shapes, shapes_sha256, inventory"),
+        ("run: [", "while parsing a flow node"),
+    ],
+)
+def test_a_damaged_run_yaml_is_named_with_the_way_out(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    done = run("status", tmp_path)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {tmp_path}/run.yaml is damaged ({why}")
+    assert done.err.endswith("); restore it from a copy, or tune again\n")
+
+
 def test_the_program_is_named_as_it_can_be_typed_from_here(tmp_path: Path) -> None:
     ours, other, blanks = (tmp_path / name for name in ("project/.venv/bin", "other", "my env"))
     for folder in (ours, other, blanks):
