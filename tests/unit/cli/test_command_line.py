@@ -121,6 +121,16 @@ main([])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+@pytest.mark.parametrize("words", ["status", "runs list", "--version"])
+def test_a_closed_standard_output_is_no_traceback(tmp_path: Path, words: str) -> None:
+    line = f"{BIN / 'gemmfleet'} {words}"
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, text=True, cwd=tmp_path)
+    said = "error: standard output is closed; let it go to a file or to /dev/null\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    done = subprocess.run(["sh", "-c", f"{line} 2>&-"], capture_output=True, text=True, cwd=tmp_path)
+    assert "error" not in done.stdout
+
+
 def test_ctrl_c_while_a_run_is_created_leaves_none_and_names_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
