@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check_standard_streams() -> None:
-    """Exit with code 1 if standard output is closed (`gemmfleet status >&-`). Open /dev/null for the others.
+    """Exit with code 1 if standard output is closed, as by `>&-`. Open /dev/null for the others.
 
     Python then has None for the stream: `isatty` fails, and what is printed to standard error goes to standard output.
     The next file that is opened gets the number of the closed one, so what a child prints could end up in a ledger.
