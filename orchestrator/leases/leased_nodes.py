@@ -125,6 +125,7 @@ class LeasedNodes:
         for pool in self._pools.values():
             self._report_silence(pool, turn)
         self._excuse_unreachable(registry)
+        self._leave_failed_nodes(registry, turn)
         self._prepare_ends(policy, registry, turn, now)
         self._give_back_leases(turn, now)
         if self._grow:
@@ -343,6 +344,15 @@ class LeasedNodes:
                 continue  # something ends it, and the scheduler will say what
             if left_s < min(BOOKS_S, life.pool.time_s / 8) or life.node in policy.idle_nodes():
                 life.cause = EndCause.TIME_LIMIT
+                self._shut_down_node(life, registry)
+
+    def _leave_failed_nodes(self, registry: RunNodes, turn: LeaseTurn) -> None:
+        """Shut down the nodes whose driver an error of our own ended. Their pools ask for no more leases, because the
+        next node would most likely end like this one."""
+        for life in self._working_leases(registry):
+            if registry.has_failed(life.node):
+                life.pool.hopeless = life.pool.hopeless or f"{life.node}: {registry.trouble_of(life.node)}"
+                self._drain_node(life, "its lease is given back", turn)
                 self._shut_down_node(life, registry)
 
     def _working_leases(self, registry: RunNodes) -> list[LeaseLifecycle]:

@@ -166,6 +166,21 @@ def test_the_way_into_a_lease_that_ended_while_its_machine_was_checked_is_closed
     assert not nodes.names()
 
 
+def test_the_lease_of_a_node_that_a_bug_of_ours_ended_is_given_back_and_no_other_is_requested(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = start(most=2)
+    node = nodes.node()
+    shut_down: Any = SimpleNamespace(is_done=lambda: True, close=lambda: None)
+    monkeypatch.setattr(nodes.registry, "begin_shutdown", lambda name: shut_down)
+    monkeypatch.setattr(leased_nodes, "UNREAD_S", 0.0)
+    nodes.registry.record_failed(node, "gemmfleet failed with KeyError")
+    nodes.until(ev.LeaseEnded(node, "released", "given back"))
+    wait_until(lambda: nodes.turn() and nodes.scheduler.held() == [], "it is given back")
+    assert len(nodes.scheduler.requests) == 1
+    assert nodes.leased.details() == [f"  pool: no more leases are requested: {node}: gemmfleet failed with KeyError"]
+
+
 def left_by(node: str) -> bytes:
     """The tar of a lease that left some rows."""
     files = io.BytesIO()
