@@ -75,15 +75,14 @@ class LeasedNodes:
         make_ready: MakeReady,
         *,
         known: Sequence[Node],
-        other_slots: int = 0,
         hold: bool = False,
         grow: bool = True,
     ) -> None:
-        """`known`: nodes of leases that earlier controllers had. `other_slots`: the number of slots of nodes without a
-        lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for none."""
+        """`known`: nodes of leases that earlier controllers had. `hold`: keep idle leases. `grow`: False takes over the
+        leases that there are, and asks for none."""
         self._pools = {pool.name: pool for pool in pools}
         self._make_ready = make_ready
-        self._sizes = PoolSizes(pools, other_slots)
+        self._sizes = PoolSizes(pools)
         self._hold = hold
         self._grow = grow and bool(pools)
         self._wake: Callable[[], None] = lambda: None

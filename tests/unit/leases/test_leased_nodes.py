@@ -20,7 +20,7 @@ from orchestrator.leases import holder, leased_nodes, poller
 from orchestrator.leases.lease import EndCause, Lease
 from orchestrator.leases.lease_lifecycle import LeasePhase, LeaseTurn, Pool, ReadyNode
 from orchestrator.leases.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
-from orchestrator.leases.pool_size import LEASE_WORK_S, leases_wanted
+from orchestrator.leases.pool_size import LEASE_WORK_S, PoolSizes, leases_wanted
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler
@@ -282,3 +282,20 @@ def test_a_lease_for_every_ten_minutes_of_work_on_its_slots() -> None:
     assert leases_wanted([POOL], hour, other_slots=16) == {"mi355": 4}
     more = Pool("spare", 1, 4, 2, Scheduler())
     assert leases_wanted([POOL, more], 8 * hour / 6 + 2 * LEASE_WORK_S) == {"mi355": 8, "spare": 1}
+
+
+def test_machines_that_join_take_work_from_the_leases_until_they_are_lost() -> None:
+    pool = Pool("pool", 0, 8, 1, Scheduler())
+    pool.floor = 0
+    policy, sizes = Policy(), PoolSizes([pool])
+
+    def wanted_after(event: ev.Event) -> int:
+        policy.handle(event, 1000.0)
+        sizes.set_wanted(policy, [])
+        return pool.want
+
+    groups = tuple((i,) for i in range(6))
+    assert wanted_after(ev.WorkAdded("k", groups, ((LEASE_WORK_S,),) * 6)) == 6
+    assert wanted_after(ev.NodeExpected("joined", ("0", "1"))) == 4
+    assert wanted_after(ev.NodeExpected("pool-1", ("0",), "g1", ("0",), "1", "pool")) == 4, "a lease is no such machine"
+    assert wanted_after(ev.NodeLost("joined", "the host is off")) == 6
