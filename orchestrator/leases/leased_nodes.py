@@ -325,8 +325,11 @@ class LeasedNodes:
 
     def _end_node(self, life: LeaseLifecycle, cause: EndCause, why: str, turn: LeaseTurn) -> None:
         """Let go of the node of a lease. It does not come back. The next order lets go of the lease in the scheduler
-        too."""
+        too. If the scheduler ended the lease while its node was shut down, the calls of the shutdown are cut off."""
         life.phase = LeasePhase.ENDED
+        if life.shutdown is not None:
+            life.shutdown.close()
+            life.shutdown = None
         turn.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
     def _prepare_ends(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
@@ -378,7 +381,6 @@ class LeasedNodes:
                 continue
             life.shutdown_seen_at = life.shutdown_seen_at or now
             if now - life.shutdown_seen_at >= UNREAD_S:
-                life.shutdown.close()
                 life.is_unwanted = True
                 self._end_node(life, life.cause, "given back", turn)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from orchestrator.leases.pool_size import LEASE_WORK_S, PoolSizes, leases_wanted
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 WORK = ev.WorkAdded("k", ((1,),), ((10.0,),))
 
@@ -179,6 +180,37 @@ def test_the_lease_of_a_node_that_a_bug_of_ours_ended_is_given_back_and_no_other
     wait_until(lambda: nodes.turn() and nodes.scheduler.held() == [], "it is given back")
     assert len(nodes.scheduler.requests) == 1
     assert nodes.leased.details() == [f"  pool: no more leases are requested: {node}: gemmfleet failed with KeyError"]
+
+
+class HangingDriver:
+    """A driver (controller/node_driver.py) whose shutdown hangs until it is cut off."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.workers = SimpleNamespace(start_no_more=lambda: True)
+        self.thread: threading.Thread | None = None
+        """The thread of the shutdown."""
+        self._is_cut_off = threading.Event()
+        self.hang_up = self._is_cut_off.set
+
+    def start(self) -> None: ...
+
+    def connect_to_stop(self, seconds: float) -> None:
+        self.thread = threading.current_thread()
+        assert self._is_cut_off.wait(PATIENCE_S)
+        raise UnreachableError(self.node, "closed")
+
+
+def test_a_shutdown_is_cut_off_if_the_scheduler_ends_its_lease_meanwhile(start: Callable[..., Nodes]) -> None:
+    nodes = start()
+    driver: Any = HangingDriver(nodes.node())
+    nodes.registry.start(driver)
+    nodes.registry.record_failed(driver.node, "a bug")
+    wait_until(lambda: nodes.turn() and driver.thread, "its shutdown has begun")
+    nodes.scheduler.end("1", EndCause.TIME_LIMIT)
+    nodes.until(ev.LeaseEnded(driver.node, "time_limit", "time_limit"))
+    driver.thread.join(PATIENCE_S)
+    assert not driver.thread.is_alive(), "it ends with the lease, not with the run"
 
 
 def left_by(node: str) -> bytes:
