@@ -423,6 +423,7 @@ def test_a_whole_folder_of_configs_is_asked_with_the_engine_that_reads_it(tmp_pa
     assert {change.path.parent for change in done.changes} == {folder / "configs" / "triton_3_6_0"}
     assert done.lookups > 0
     assert len(undo_merge(folder)["removed"]) == 2
+    assert list(folder.rglob("*")) == [folder / "configs"], "nothing of ours stays, and the user's folder does"
 
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True)
