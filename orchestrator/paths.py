@@ -77,6 +77,10 @@ class RunPaths:
     def log(self, node: str) -> Path:
         return self.logs / f"{node}.log"
 
+    def traceback(self, node: str) -> Path:
+        """The traceback of the last error of our own in the controller's work with a node."""
+        return self.logs / f"{node}.traceback.txt"
+
     def attempt(self, attempt: str) -> Path:
         return self.attempts / attempt
 
