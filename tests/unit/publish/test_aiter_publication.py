@@ -283,6 +283,7 @@ def test_a_check_that_cannot_run_is_not_green(tmp_path: Path) -> None:
         (("--onto", "{tmp}"), "not a git repository"),
         (("--onto", "{tmp}/aiter", "--base", "v9"), "has no commit 'v9'; fetch it there first"),
         (("--onto", "{tmp}/aiter", "--branch", "a..b"), "not a valid branch name; name another with --branch"),
+        (("--onto", "{tmp}/aiter", "--branch", "main/x"), "main/x cannot be beside the branch main; name another with"),
         (("--onto", "{tmp}/aiter", "--refresh"), "is not a branch there"),
         (("--onto", "{tmp}/aiter", "--verify"), "name the nodes with -i INV"),
         (("--onto", "{tmp}/aiter", "--title", "Tune bf16 GEMMs"), "--title names bf16, and the rows are of fp4"),
