@@ -15,9 +15,10 @@ import pytest
 
 from orchestrator import command_hints
 from orchestrator.inventory.model import Node
+from orchestrator.machines import node_check
 from orchestrator.machines.check_script import ARGV, read_facts, render_script
 from orchestrator.machines.facts import load_facts, save_facts
-from orchestrator.machines.node_check import COLUMNS, check_node, compare, unreachable
+from orchestrator.machines.node_check import COLUMNS, check_node, check_nodes, compare, unreachable
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.standins.sysfs import unfold
@@ -179,6 +180,15 @@ DOCKER, HERE = in_docker(), a_node()
 NO_RENDER: dict[str, str | None] = {"device./dev/dri/renderD128": None}
 NO_DOCKER: dict[str, str | None] = {"docker.version": None}
 NO_GPUS = {k: None for k in GOOD if k.startswith(("gpu.", "device."))}
+def test_a_node_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `df` does where a network file system hangs."""
+    write_program(tmp_path / "df", "#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(node_check, "TIMEOUT_S", 0.5)
+    (report,) = check_nodes([a_node(transport="local")])
+    assert report.problems() == ["n: its check took longer than 0.5 s: the node or one of its disks hangs"]
+
+
 NVIDIA = {**NO_GPUS, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
 
 
