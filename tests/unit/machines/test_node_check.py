@@ -180,15 +180,6 @@ DOCKER, HERE = in_docker(), a_node()
 NO_RENDER: dict[str, str | None] = {"device./dev/dri/renderD128": None}
 NO_DOCKER: dict[str, str | None] = {"docker.version": None}
 NO_GPUS = {k: None for k in GOOD if k.startswith(("gpu.", "device."))}
-def test_a_node_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `df` does where a network file system hangs."""
-    write_program(tmp_path / "df", "#!/bin/sh\nexec sleep 600\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(node_check, "TIMEOUT_S", 0.5)
-    (report,) = check_nodes([a_node(transport="local")])
-    assert report.problems() == ["n: its check took longer than 0.5 s: the node or one of its disks hangs"]
-
-
 NVIDIA = {**NO_GPUS, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
 
 
@@ -313,3 +304,12 @@ def test_what_a_plan_keeps_holds_no_names(tmp_path: Path) -> None:
     assert "secret" not in (tmp_path / "nodes/n/facts.json").read_text()
     back = load_facts(tmp_path, ["n"])["n"]
     assert (back.gpus, back.gfx, back.cu_num, back.cpu_flags) == (facts.gpus, "gfx950", 256, ("avx2",))
+
+
+def test_a_node_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `df` does where a network file system hangs."""
+    write_program(tmp_path / "df", "#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(node_check, "TIMEOUT_S", 0.5)
+    (report,) = check_nodes([a_node(transport="local")])
+    assert report.problems() == ["n: its check took longer than 0.5 s: the node or one of its disks hangs"]
