@@ -406,6 +406,13 @@ def test_both_files_of_sglangs_experts_change_as_one_and_undo_gives_them_back(
     assert texts(root) == before
 
 
+def test_times_of_tritons_interpreter_are_refused(root: Path, tmp_path: Path) -> None:
+    run = ran(tmp_path / "run", document())
+    device = {"gfx": "cpu", "interpreter": "right answers only: its times are no GPU's"}
+    (run / "provenance.json").write_text(json.dumps({"devices": [{"node": "n1", "device": device}]}))
+    assert "n1 measured in Triton's interpreter (TRITON_INTERPRET=1), whose times are no GPU's" in refused(run, root)
+
+
 @pytest.mark.usefixtures("near")
 def test_a_folder_that_sglangs_look_up_cannot_read_is_not_made(tmp_path: Path) -> None:
     root = copy("sglang", tmp_path / "site-packages")
