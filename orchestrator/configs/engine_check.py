@@ -23,15 +23,11 @@ from orchestrator.configs.lint import outliers
 from worker.foreign.runner import Limits, call_each
 from worker.text import LEVELS, Finding, and_more
 from worker.triton_configs.config_file import ConfigFileError, read_config_file
-from worker.triton_configs.engine_package import (
-    CONFIG_FOLDERS,
-    OVERRIDE,
-    EnginePackage,
-    ServingEngineError,
-)
+from worker.triton_configs.engine_config_file import EngineConfigFile, config_files
+from worker.triton_configs.engine_package import OVERRIDE, EnginePackage, ServingEngineError
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
 from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
-from worker.tuners.engines.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
+from worker.tuners.engines.lookups import EngineLookups, FileFault, Table, lookups_of
 
 FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""
@@ -128,16 +124,6 @@ def _check_in_parts(
 def check_files(package: Path, top: Path, compiling: bool, files: list[EngineConfigFile]) -> list[CheckedFile]:
     """Check files. It runs code of the engine: call it in a process of its own."""
     return [check_file(package, top, compiling, file) for file in files]
-
-
-def config_files(package: EnginePackage, override: Path | None = None) -> list[EngineConfigFile]:
-    """The config files of the override folder, or else of the package; those of one device in a row."""
-    folders = [package.folder / folder / "configs" for folder in CONFIG_FOLDERS[package.project]]
-    if override is not None:
-        folders = [override]
-    paths = chain.from_iterable(folder.rglob("*.json") for folder in folders)
-    files = [file for file in map(EngineConfigFile.from_path, paths) if file]
-    return sorted(files, key=lambda file: (file.device, file.path))
 
 
 def _is_asked_for(file: EngineConfigFile, device: str | None, sizes: Mapping[str, int]) -> bool:

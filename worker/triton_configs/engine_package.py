@@ -99,6 +99,11 @@ class Layer:
     block: tuple[int, int] | None = None
     """N and K of a block that has one scale; None without blocks."""
 
+    @property
+    def sizes_in_name(self) -> tuple[int, int]:
+        """The sizes in its file's name: (N, K), or (experts, N)."""
+        return (self.e, self.n) if self.e else (self.n, self.k)
+
     @classmethod
     def from_key(cls, columns: Mapping[str, Any]) -> Layer:
         """The layer of a shape's key columns (families a8w8_blockscale and fmoe). A size that is not named is 0."""

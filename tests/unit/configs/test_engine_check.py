@@ -308,7 +308,9 @@ def test_a_missing_triton_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     assert str(done.exception).endswith(": pip install '.[triton,torch]' in a checkout of gemmfleet")
 
 
-def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path) -> None:
+def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # names alone are read
+    monkeypatch.delitem(sys.modules, "orchestrator.configs.engine_check")
     log = tmp_path / "server.log"
     missing = "Config file not found at /x/triton_3_6_0/{}.json, you can create them"
     sizes = ("E=32,N=1792{}", "E=512,N=128{},dtype=fp8_w8a8,block_shape=[128, 128]", "E=3,N=7{}")

@@ -27,8 +27,9 @@ import triton
 import triton.language as tl
 
 from worker.text import Level, clean
+from worker.triton_configs.engine_config_file import TOPK, EngineConfigFile
 from worker.triton_configs.engine_modules import replaced
-from worker.triton_configs.engine_package import ENGINE_MODULES, EngineDevice, Layer, ServingEngineError
+from worker.triton_configs.engine_package import ENGINE_MODULES, EngineDevice, ServingEngineError
 from worker.triton_configs.serving_engine import (
     LINEAR_LOOKUP,
     MOE_LOOKUP,
@@ -118,52 +119,8 @@ CHIPS = {
     "R9700": replace(datasheet_target("gfx942"), arch="gfx1201", warp_size=32),
     "8060S": replace(datasheet_target("gfx942"), arch="gfx1151", warp_size=32),
 }
-HIDDEN = 4096
-"""Hidden size of a MoE layer: no name says it."""
-TOPK = 8
-"""Experts of a token: no name says this either."""
 QUANTIZED = ("fp8_w8a8", "int8_w8a8", "int8_w8a16", "int4_w4a16")
 """The dtypes for which both launchers have a flag `use_...`."""
-_FILE_NAME = re.compile(
-    r"(?:E=(\d+),N=(\d+)|N=(\d+),K=(\d+)),device_name=([^,]*?)(?:,dtype=(\w+?))?(?:,block_shape=\[(\d+), ?(\d+)\])?"
-    r"((?:,\w+=\w+?)*(?:_down)?)\.json"
-)
-
-
-class EngineConfigFile(NamedTuple):
-    """A config file by its name, `E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True_down.json`.
-
-    `rest`: what follows the sizes, the device, dtype and block shape (`,per_channel_quant=True_down`).
-    """
-
-    path: Path
-    layer: Layer
-    device: str
-    rest: str
-
-    @classmethod
-    def from_path(cls, path: Path) -> EngineConfigFile | None:
-        """None for a file that is not named as config files are."""
-        match = _FILE_NAME.fullmatch(path.name)
-        if match is None:
-            return None
-        experts, moe_n, n, k, device, dtype, block_n, block_k, rest = match.groups("")
-        block = (int(block_n), int(block_k)) if block_n else None
-        if experts:
-            layer = Layer("moe", int(moe_n), HIDDEN, int(experts), TOPK, dtype, block)
-        else:
-            layer = Layer("linear", int(n), int(k), 0, TOPK, dtype, block)
-        return cls(path, layer, device, rest)
-
-    @property
-    def is_second_product(self) -> bool:
-        """True for a file of SGLang that is for the second GEMM of experts alone."""
-        return self.rest.endswith("_down")
-
-    @property
-    def is_per_channel(self) -> bool:
-        """True if each row of W has a scale of its own."""
-        return "per_channel" in self.rest
 
 
 class EngineLookups:
