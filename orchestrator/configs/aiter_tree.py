@@ -121,8 +121,8 @@ class AiterTree:
         b, n, k = shape
         if not (kind.batch_in_name and resolver.loader.knows_batch):
             b = None
-        path, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
-        own_path = resolver.own_file(kind.config, n, k, b, kind.backend)
+        path, _ = resolver.file_for(kind, n, k, b)
+        own_path = resolver.own_file(kind, n, k, b)
         before = resolver.read(path).buckets
         after = new_buckets.get(own_path) or new_buckets.get(path) or before
         arguments = {"config_name": kind.config, "N": n, "K": k, "bounds": bounds, "B": b, "backend": None}

@@ -133,10 +133,8 @@ def plan_file(
     source = target = resolver.folder(kind.config, kind.backend).default
     if shape is not None:
         b, n, k = shape
-        if not kind.batch_in_name:
-            b = None
-        source, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
-        target = resolver.own_file(kind.config, n, k, b, kind.backend)
+        source, _ = resolver.file_for(kind, n, k, b)
+        target = resolver.own_file(kind, n, k, b)
     source_file = resolver.read(source)
     old = source_file.buckets
     # values that the loader takes for missing keys are written out
