@@ -9,14 +9,13 @@ they run in a fresh process (`ask_engine`). Today's configs of a layer are range
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.m_ranges import ConfigRange, ranges_from_starts, ranges_served
-from worker.triton_configs.serving_engine import DOWN_OP, ServingEngine, load_engine
+from worker.triton_configs.serving_engine import ServingEngine, load_engine
 
 LAST_M = 16384
 """The range of the last key is asked for up to here."""
@@ -54,13 +53,12 @@ def layer_facts(
     engine = load_engine(root, device)
     facts: list[LayerFacts] = []
     for layer in layers:
-        target = engine.folders(layer)[0] / engine.file_name(layer)
         down_target = None
         if engine.has_down_files and layer.e:
-            down_target = target.with_name(engine.file_name(replace(layer, op=DOWN_OP)))
+            down_target = engine.paths(layer.second_product)[0]
         facts.append(
             LayerFacts(
-                target=target,
+                target=engine.paths(layer)[0],
                 file_read=engine.file_read(layer),
                 today=_ranges_today(engine, layer),
                 source=engine.source_hash(layer.op),
@@ -88,7 +86,7 @@ def _ranges_today(engine: ServingEngine, layer: Layer) -> list[ConfigRange]:
     if table and not engine.has_down_files:
         return [ConfigRange(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
     if table:
-        down_table = engine.table(replace(layer, op=DOWN_OP)) if engine.down_file_read(layer) else None
+        down_table = engine.table(layer.second_product) if engine.down_file_read(layer) else None
         return _ranges_of_pairs(engine, layer, [table, down_table or {}])
     steps = set(range(16, LAST_M + 1, 16))
     if layer.e:

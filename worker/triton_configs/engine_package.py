@@ -13,7 +13,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +98,11 @@ class Layer:
     """As in file names, `fp8_w8a8`; "" for bf16."""
     block: tuple[int, int] | None = None
     """N and K of a block that has one scale; None without blocks."""
+
+    @property
+    def second_product(self) -> Layer:
+        """The second product of these experts alone, as the look-up of SGLang knows it."""
+        return replace(self, op="moe_down")
 
     @property
     def sizes_in_name(self) -> tuple[int, int]:
