@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, compare_answers
+from orchestrator.configs.config_tree import FileChange, LookupProof, PlannedLookup, compare_answers
 from orchestrator.configs.decisions import describe_layer, layers_of
 from orchestrator.configs.engine_facts import LAST_M, LayerFacts, configs_at, layer_facts
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from worker.foreign.runner import ForeignCodeError
 from worker.text import and_more
-from worker.triton_configs.config_file import Bucket, indent_of
+from worker.triton_configs.config_file import Bucket, json_in_form_of
 from worker.triton_configs.engine_package import (
     OVERRIDE,
     OVERRIDES,
@@ -40,7 +40,7 @@ from worker.triton_configs.m_ranges import (
     range_at,
     ranges_served,
 )
-from worker.triton_configs.pair import needs_down_file, split_pair
+from worker.triton_configs.pair import needs_down_file, split_entries
 from worker.triton_configs.serving_engine import ask_engine
 from worker.triton_configs.tree_files import FilePlan, FileText
 
@@ -116,15 +116,15 @@ class EngineTree:
         new = old if _all_hold(old, ranges) else merge_ranges(old, ranges)
         self._planned[winner_file.path] = old, new
         self._note_gaps(winner_file, facts)
-        entries = {key: split_pair(values) for key, values in entries_of(new).items()}
-        source = facts.file_read or facts.target
-        text = _text_with_entries(facts.file_read, {key: up for key, (up, _) in entries.items()})
+        up_entries, down_entries = split_entries(entries_of(new))
+        text = _text_with_entries(facts.file_read, up_entries)
+        file = FileText(facts.file_read or facts.target, facts.target, text)
         beside = None
         if facts.down_target and (facts.down_read or any(needs_down_file(part.values) for part in new)):
             # both files have the same keys, so that every M gets both entries of one config
-            down_text = _text_with_entries(facts.down_read, {key: down for key, (_, down) in entries.items()})
+            down_text = _text_with_entries(facts.down_read, down_entries)
             beside = FileText(facts.down_read or facts.down_target, facts.down_target, down_text)
-        return FilePlan(source, facts.target, _buckets(old), _buckets(new), text, beside)
+        return FilePlan(file, _buckets(old), _buckets(new), beside)
 
     def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
@@ -163,7 +163,7 @@ class EngineTree:
                 measured_ms = {row.m for row in winner.measured if row.layer == layer}
                 missing |= {winner.place.first, winner.place.last} - measured_ms
             for m in sorted(missing):
-                yield f"{plan.target.name}: {name}: was not measured at M={m}, its end"
+                yield f"{plan.file.target.name}: {name}: was not measured at M={m}, its end"
 
     def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The range that holds an M."""
@@ -213,14 +213,14 @@ class EngineTree:
             engine = PROJECT_NAMES[self.project]
             self.notes.append(f"where the driver says {device!r}, {engine} looks for {files}: not written here")
 
-    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
+    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupProof:
         """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""
         answers = self._ask(configs_at, [lookup.call for lookup in lookups], answers=len(lookups))
         compare_answers(self.root, f"{PROJECT_NAMES[self.project]}'s look-up", lookups, answers, after=after)
         changed = [path for path, content in self._files_beside.items() if path.read_bytes() != content]
         if changed:
             raise InputError([f"{path}: was changed meanwhile" for path in changed])
-        return LookupTrial(how=f"the look-up of {self.name}", notes=tuple(self.notes))
+        return LookupProof(f"the look-up of {self.name}", self.notes)
 
     def _ask(self, question: Callable[..., list[T]], *args: Any, answers: int) -> list[T]:
         """The answers of a fresh process. Raises InputError."""
@@ -262,5 +262,4 @@ def _text_with_entries(file: Path | None, entries: Mapping[int, Bucket]) -> str:
             document[key] = value
     for key, values in entries.items():
         document[str(key)] = values
-    new_text = json.dumps(document, indent=indent_of(text))
-    return f"{new_text}\n" if not text or text.endswith("\n") else new_text
+    return json_in_form_of(text, document)

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.aiter_trial import LoaderArguments
-from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.aiter_trial import LoaderArguments, LookupTrial
 from orchestrator.configs.winners import AITER_FOLDER, COLUMNS, TABLE
 from orchestrator.files.write import write_csv
 from tests.standins.aiter import triton_gemm

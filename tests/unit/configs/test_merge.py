@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import aiter_tree as merging
-from orchestrator.configs.aiter_trial import LoaderArguments, run_trial
-from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.aiter_trial import LoaderArguments, LookupTrial, run_trial
 from orchestrator.configs.decisions import DOCUMENT_FIELD, decide_winners
 from orchestrator.configs.default_readers import RECHECK_LIST
 from orchestrator.configs.journal import MergeJournal, undo_merge
