@@ -65,8 +65,8 @@ def merge_configs(
     for change in merged.changes:
         file = merge.path_below(change.path, merged.tree)
         page.line(f"{file}: {', '.join(change.winner_file.winners)} ({_origin_of(change)})")
-        if change.callers:
-            page.line(f"  read by {', '.join(change.callers)} as well")
+        if change.readers:
+            page.line(f"  read by {', '.join(change.readers)} as well")
     if merged.proof:
         page.line(f"proven by {merged.proof}: {plural(merged.lookups, 'lookup')} as planned, neighbours as before")
     if merged.changes:

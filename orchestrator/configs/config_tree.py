@@ -52,7 +52,7 @@ class FileChange:
     """Its text before, None for a new file."""
     after: str
     """Its text after."""
-    callers: tuple[str, ...]
+    readers: tuple[str, ...]
     """Other readers of it on this chip."""
 
 

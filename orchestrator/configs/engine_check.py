@@ -74,7 +74,7 @@ def check(
         compiled |= entries
     if device is None and not sizes and override is None:
         findings += _unread_folders(package.folder, files, findings)
-    findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.rule, finding.path, finding.line))
+    findings.sort(key=lambda finding: finding.order)
     document = {
         "project": package.project,
         "version": package.version,

@@ -23,23 +23,27 @@ LAST_STEPLESS_M = 1024
 """vLLM's default config may change at any M up to this."""
 
 
+class FilePaths(NamedTuple):
+    """The places of a file, told by its engine."""
+
+    target: Path
+    """The path where it looks first, whether or not there is a file."""
+    read: Path | None
+    """The file that it reads, None if it finds none."""
+
+
 class LayerFacts(NamedTuple):
     """Facts of a layer, told by its engine."""
 
-    target: Path
-    """The path where it looks for the layer's file first, whether or not there is one."""
-    file_read: Path | None
-    """The file that it reads, None if it finds none."""
+    file: FilePaths
+    down_file: FilePaths | None
+    """Those of the file for the second product alone; None if it looks for none."""
     today: list[ConfigRange]
     """All M with the configs that they get now."""
     source: str
     """The hash of the file with the kernel."""
     aliases: dict[str, str]
     """The name of the layer's file on the same chip with another driver, by the name that this driver gives it."""
-    down_target: Path | None
-    """The path where it looks first for a file of the second product alone; None if it looks for none."""
-    down_read: Path | None
-    """The file of the second product alone that it reads."""
 
 
 def layer_facts(
@@ -53,20 +57,12 @@ def layer_facts(
     engine = load_engine(root, device)
     facts: list[LayerFacts] = []
     for layer in layers:
-        down_target = None
+        file = FilePaths(engine.paths(layer)[0], engine.file_read(layer))
+        down_file = None
         if engine.has_down_files and layer.e:
-            down_target = engine.paths(layer.second_product)[0]
-        facts.append(
-            LayerFacts(
-                target=engine.paths(layer)[0],
-                file_read=engine.file_read(layer),
-                today=_ranges_today(engine, layer),
-                source=engine.source_hash(layer.op),
-                aliases=aliases[layer],
-                down_target=down_target,
-                down_read=engine.down_file_read(layer),
-            )
-        )
+            down_file = FilePaths(engine.paths(layer.second_product)[0], engine.down_file_read(layer))
+        today = _ranges_today(engine, layer)
+        facts.append(LayerFacts(file, down_file, today, engine.source_hash(layer.op), aliases[layer]))
     return facts
 
 

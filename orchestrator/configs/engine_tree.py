@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.configs.config_tree import FileChange, LookupProof, PlannedLookup, compare_answers
 from orchestrator.configs.decisions import describe_layer, layers_of
-from orchestrator.configs.engine_facts import LAST_M, LayerFacts, configs_at, layer_facts
+from orchestrator.configs.engine_facts import LAST_M, FilePaths, LayerFacts, configs_at, layer_facts
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
 from worker.foreign.runner import ForeignCodeError
@@ -117,14 +117,11 @@ class EngineTree:
         self._planned[winner_file.path] = old, new
         self._note_gaps(winner_file, facts)
         up_entries, down_entries = split_entries(entries_of(new))
-        text = _text_with_entries(facts.file_read, up_entries)
-        file = FileText(facts.file_read or facts.target, facts.target, text)
         beside = None
-        if facts.down_target and (facts.down_read or any(needs_down_file(part.values) for part in new)):
+        if facts.down_file and (facts.down_file.read or any(needs_down_file(part.values) for part in new)):
             # both files have the same keys, so that every M gets both entries of one config
-            down_text = _text_with_entries(facts.down_read, down_entries)
-            beside = FileText(facts.down_read or facts.down_target, facts.down_target, down_text)
-        return FilePlan(file, _buckets(old), _buckets(new), beside)
+            beside = _file_with_entries(facts.down_file, down_entries)
+        return FilePlan(_file_with_entries(facts.file, up_entries), _buckets(old), _buckets(new), beside)
 
     def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
@@ -132,10 +129,10 @@ class EngineTree:
         is_of_project = measured.project == self.project
         if not is_of_project and measured.source != facts.source:
             raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(measured.project)}'s kernel is another")
-        if is_of_project and facts.target.name != winner_file.path.name:
-            raise ValueError(f"{self.name} looks for {facts.target.name}; tune again with it")
-        if not facts.target.is_relative_to(self.root):
-            raise ValueError(f"{self.name} reads it from {facts.target.parent} alone: give that package")
+        if is_of_project and facts.file.target.name != winner_file.path.name:
+            raise ValueError(f"{self.name} looks for {facts.file.target.name}; tune again with it")
+        if not facts.file.target.is_relative_to(self.root):
+            raise ValueError(f"{self.name} reads it from {facts.file.target.parent} alone: give that package")
         if re.search(r"[^\d.]", self.device.triton):
             text = f"a folder for Triton {self.device.triton} would break SGLang's look-up, which takes numbers there"
             raise ValueError(f"{text}; tune with a release of Triton")
@@ -144,7 +141,7 @@ class EngineTree:
 
     def _note_gaps(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Notes on another kernel file, and on layers for which a range was not measured."""
-        file_name = facts.target.name
+        file_name = facts.file.target.name
         measured = winner_file.place.engine
         if measured.source != facts.source:
             self.notes.append(
@@ -253,13 +250,13 @@ def _all_hold(old: Sequence[ConfigRange], winner_ranges: Sequence[ConfigRange]) 
     return True
 
 
-def _text_with_entries(file: Path | None, entries: Mapping[int, Bucket]) -> str:
-    """The text of a file (None: of a new one) with other entries; keys that are no M (triton_version) stay, first."""
-    text = file.read_text() if file else ""
+def _file_with_entries(paths: FilePaths, entries: Mapping[int, Bucket]) -> FileText:
+    """A file, or a new one, with other entries; keys that are no M (triton_version) stay, first."""
+    text = paths.read.read_text() if paths.read else ""
     document: dict[str, Any] = {}
     for key, value in json.loads(text or "{}").items():
         if not key.isdigit():
             document[key] = value
     for key, values in entries.items():
         document[str(key)] = values
-    return json_in_form_of(text, document)
+    return FileText(paths.read or paths.target, paths.target, json_in_form_of(text, document))

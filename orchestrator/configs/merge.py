@@ -66,7 +66,7 @@ class MergeReport:
                 "new": change.before is None,
                 "buckets": list(change.winner_file.winners),
                 "copied_from": path_below(change.source, self.tree),
-                "also_read_by": change.callers,
+                "also_read_by": change.readers,
             }
             for change in self.changes
         ]

@@ -169,8 +169,8 @@ class EnginePublication:
                 continue  # the file of the second product has the same rows
             self.winner_files.append(change.winner_file)
             self.tables += tables
-            if change.callers:
-                published.notes.append(f"{change.path.name} is also read by {', '.join(change.callers)}")
+            if change.readers:
+                published.notes.append(f"{change.path.name} is also read by {', '.join(change.readers)}")
         for winner_file, faults in report.refused:
             # a public text does not show the folders of this machine
             reasons = [fault.removeprefix(f"{winner_file.path.parent}/") for fault in faults]
