@@ -25,8 +25,7 @@ from worker.text import and_more
 from worker.triton_configs.config_file import Bucket, json_in_form_of
 from worker.triton_configs.engine_package import (
     OVERRIDE,
-    OVERRIDES,
-    PROJECT_NAMES,
+    PROJECTS,
     EngineDevice,
     ServingEngineError,
     locate_engine,
@@ -95,7 +94,8 @@ class EngineTree:
         self.device = files[0].place.device
         package = locate_engine(self.package)
         self.project = package.project
-        self.name = f"{PROJECT_NAMES[self.project]} {package.version}".strip()  # a checkout has no version
+        self.title = PROJECTS[self.project].title
+        self.name = f"{self.title} {package.version}".strip()  # a checkout has no version
         self.notes: list[str] = []
         # ranges before and after, by the file of winners
         self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}
@@ -128,7 +128,8 @@ class EngineTree:
         measured = winner_file.place.engine
         is_of_project = measured.project == self.project
         if not is_of_project and measured.source != facts.source:
-            raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(measured.project)}'s kernel is another")
+            title = PROJECTS[measured.project].title if measured.project in PROJECTS else measured.project
+            raise ValueError(f"not tuned for {self.name}: {title}'s kernel is another")
         if is_of_project and facts.file.target.name != winner_file.path.name:
             raise ValueError(f"{self.name} looks for {facts.file.target.name}; tune again with it")
         if not facts.file.target.is_relative_to(self.root):
@@ -207,13 +208,12 @@ class EngineTree:
                     unwritten.setdefault(device, []).append(name)
         for device, names in unwritten.items():
             files = and_more(names, 1)
-            engine = PROJECT_NAMES[self.project]
-            self.notes.append(f"where the driver says {device!r}, {engine} looks for {files}: not written here")
+            self.notes.append(f"where the driver says {device!r}, {self.title} looks for {files}: not written here")
 
     def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupProof:
         """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""
         answers = self._ask(configs_at, [lookup.call for lookup in lookups], answers=len(lookups))
-        compare_answers(self.root, f"{PROJECT_NAMES[self.project]}'s look-up", lookups, answers, after=after)
+        compare_answers(self.root, f"{self.title}'s look-up", lookups, answers, after=after)
         changed = [path for path, content in self._files_beside.items() if path.read_bytes() != content]
         if changed:
             raise InputError([f"{path}: was changed meanwhile" for path in changed])
@@ -221,7 +221,7 @@ class EngineTree:
 
     def _ask(self, question: Callable[..., list[T]], *args: Any, answers: int) -> list[T]:
         """The answers of a fresh process. Raises InputError."""
-        env = {OVERRIDES[self.project]: str(self.root)} if self.root != self.package else {}
+        env = {PROJECTS[self.project].override: str(self.root)} if self.root != self.package else {}
         try:
             received = ask_engine(env, question, self.package, self.device, *args)
         except (ServingEngineError, ForeignCodeError, OSError) as e:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, EnginePackage, Layer
+from worker.triton_configs.engine_package import PROJECTS, EnginePackage, Layer
 
 _NAME = re.compile(
     r"(?:\bE=(?P<experts>\d+),N=(?P<moe_n>\d+)|\bN=(?P<n>\d+),K=(?P<k>\d+)),device_name=(?P<device>[^,/]*?)"
@@ -73,7 +73,7 @@ class EngineConfigFile(NamedTuple):
 
 def config_files(package: EnginePackage, override: Path | None = None) -> list[EngineConfigFile]:
     """The config files of the override folder, or else of the package; those of one device in a row."""
-    folders = [package.folder / folder / "configs" for folder in CONFIG_FOLDERS[package.project]]
+    folders = [package.folder / folder / "configs" for folder in PROJECTS[package.project].config_folders]
     if override is not None:
         folders = [override]
     paths = chain.from_iterable(folder.rglob("*.json") for folder in folders)

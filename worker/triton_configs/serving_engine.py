@@ -28,8 +28,8 @@ from worker.triton_configs.engine_modules import (
     supplied_to_vllm,
 )
 from worker.triton_configs.engine_package import (
-    ENGINE_MODULES,
     INSTALL,
+    PROJECTS,
     EngineDevice,
     EnginePackage,
     Layer,
@@ -66,10 +66,10 @@ class ServingEngine:
     def __init__(self, package: EnginePackage, device: EngineDevice) -> None:
         self.project, self.package, self.version = package
         self.device = device
-        self._modules = ENGINE_MODULES[self.project]
-        self.fp8: Any = sys.modules[self._modules.fp8]
-        self.moe: Any = sys.modules[self._modules.moe]
-        self.moe_lookup: Any = sys.modules[self._modules.moe_lookup]
+        self._names = PROJECTS[self.project]
+        self.fp8: Any = sys.modules[self._names.fp8]
+        self.moe: Any = sys.modules[self._names.moe]
+        self.moe_lookup: Any = sys.modules[self._names.moe_lookup]
 
     @property
     def has_down_files(self) -> bool:
@@ -146,7 +146,7 @@ class ServingEngine:
 
     def kernel(self, op: str) -> Any:
         """The Triton function that the op's config files are for."""
-        name = self._modules.linear_kernel if op == "linear" else "fused_moe_kernel"
+        name = self._names.linear_kernel if op == "linear" else "fused_moe_kernel"
         return getattr(self._module_of(op), name)
 
     def source_hash(self, op: str) -> str:
@@ -158,7 +158,7 @@ class ServingEngine:
         import torch
 
         block_n, block_k = layer.block or (1, 1)
-        launcher = getattr(self.fp8, self._modules.linear_launcher)
+        launcher = getattr(self.fp8, self._names.linear_launcher)
         with torch.device("meta"):
             a, b = (torch.empty(rows, layer.k, dtype=self.device.fp8) for rows in (m, layer.n))
             scales = [torch.empty(rows, -(-layer.k // block_k)) for rows in (m, -(-layer.n // block_n))]
@@ -167,16 +167,16 @@ class ServingEngine:
     def _module_of(self, op: str) -> Any:
         return self.fp8 if op == "linear" else self.moe
 
-    def _look_up(self, layer: Layer, **names: Any) -> tuple[dict[int, Values] | None, list[Path]]:
+    def _look_up(self, layer: Layer, **replacements: Any) -> tuple[dict[int, Values] | None, list[Path]]:
         """The engine's look-up as a fresh process does it: the entries, None without a file, and the files that it
-        opens. `names` replace those of its module meanwhile. Raises ServingEngineError, which names the file that
+        opens. `replacements` are names of its module meanwhile. Raises ServingEngineError, which names the file that
         cannot be read."""
         module = self.moe_lookup if layer.e else self.fp8
         call = self._lookup_call(layer)
         lookup: Any = call.func
         lookup.cache_clear()
         opened: list[Path] = []
-        with replaced(module, {"open": recording_paths(opened, open), **names}):
+        with replaced(module, {"open": recording_paths(opened, open), **replacements}):
             try:
                 table: dict[int, Values] | None = call()
             except Exception as e:  # whatever the engine's own code raises
@@ -246,19 +246,19 @@ def load_engine(root: Path, device: EngineDevice, more: Sequence[str] = ()) -> S
     except ImportError as e:
         needs = f"to load {package.folder}, torch and triton have to be installed here"
         raise ServingEngineError(f"{needs} ({e}): {INSTALL}") from e
-    modules = ENGINE_MODULES[package.project]
-    importer = EngineImporter(package.folder, package.project, (*modules.executed, *more), supplied)
+    names = PROJECTS[package.project]
+    importer = EngineImporter(package.folder, package.project, (*names.executed, *more), supplied)
     # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
     with replaced(torch, {"compile": Stub("torch.compile", {})}):
         execute_modules(importer)
-    for module, lookup in ((modules.fp8, LINEAR_LOOKUP), (modules.moe_lookup, MOE_LOOKUP)):
+    for module, lookup in ((names.fp8, LINEAR_LOOKUP), (names.moe_lookup, MOE_LOOKUP)):
         if not hasattr(sys.modules[module], lookup):
             fault = f"{package.folder} is not a {package.project} of a version that is known"
             raise ServingEngineError(f"{fault}: {module} has no {lookup}")
     if not is_vllm:
         # SGLang asks torch for the shared memory of a block
         shared_bytes = SMALL_SHARED_BYTES if device.arch in (86, 89, 120, 121) else None
-        lookup_names = vars(sys.modules[modules.moe_lookup])
+        lookup_names = vars(sys.modules[names.moe_lookup])
         lookup_names["_get_cuda_shared_memory_per_block_optin"] = lambda: shared_bytes
         lookup_names["logger"].warning_once = lambda *_: None  # a server adds this method
         if device.triton:

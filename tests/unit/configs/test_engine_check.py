@@ -27,11 +27,11 @@ from orchestrator.image.image_files import ENGINES
 from tests.support.engines import tree, wheel
 from worker.foreign.runner import ForeignCodeError
 from worker.text import Finding
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, ServingEngineError, locate_engine
+from worker.triton_configs.engine_package import PROJECTS, ServingEngineError, locate_engine
 from worker.triton_configs.resolve import CONFIGS
 
-LINEAR, MOE = CONFIG_FOLDERS["vllm"]
-S_LINEAR, S_MOE = CONFIG_FOLDERS["sglang"]
+LINEAR, MOE = PROJECTS["vllm"].config_folders
+S_LINEAR, S_MOE = PROJECTS["sglang"].config_folders
 USUAL = {
     "BLOCK_SIZE_M": 64,
     "BLOCK_SIZE_N": 128,

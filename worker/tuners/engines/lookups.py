@@ -29,7 +29,7 @@ import triton.language as tl
 from worker.text import Level, clean
 from worker.triton_configs.engine_config_file import TOPK, EngineConfigFile
 from worker.triton_configs.engine_modules import replaced
-from worker.triton_configs.engine_package import ENGINE_MODULES, EngineDevice, ServingEngineError
+from worker.triton_configs.engine_package import PROJECTS, EngineDevice, ServingEngineError
 from worker.triton_configs.serving_engine import (
     LINEAR_LOOKUP,
     MOE_LOOKUP,
@@ -65,45 +65,6 @@ class LookupAnswer(NamedTuple):
     fault: FileFault | None
 
 
-FunctionName = tuple[str, str]
-"""(module, name) of a function of an engine."""
-
-
-class EngineFunctions(NamedTuple):
-    """Functions of an engine: what gives the dtype of a MoE layer as file names have it, its default config, the
-    launcher of its GEMMs, and every look-up."""
-
-    moe_dtype: FunctionName
-    moe_default: FunctionName
-    moe_launcher: FunctionName
-    lookups: tuple[FunctionName, ...]
-
-
-_VLLM = ENGINE_MODULES["vllm"]
-_SGLANG = ENGINE_MODULES["sglang"]
-ENGINE_FUNCTIONS = {
-    "vllm": EngineFunctions(
-        ("vllm.model_executor.layers.fused_moe.config", "_get_config_dtype_str"),
-        (_VLLM.moe_lookup, "get_default_config"),
-        (_VLLM.moe, "invoke_fused_moe_triton_kernel"),
-        (
-            (_VLLM.fp8, LINEAR_LOOKUP),
-            (_VLLM.moe_lookup, MOE_LOOKUP),
-            ("vllm.model_executor.layers.fused_moe.fused_flydsl_moe", "try_get_optimal_config"),
-        ),
-    ),
-    "sglang": EngineFunctions(
-        (_SGLANG.moe_lookup, "get_config_dtype_str"),
-        (_SGLANG.moe_lookup, "get_default_config"),
-        (_SGLANG.moe, "invoke_fused_moe_kernel"),
-        (
-            (_SGLANG.fp8, LINEAR_LOOKUP),
-            (_SGLANG.moe_lookup, MOE_LOOKUP),
-            (_SGLANG.fp8, "get_w8a8_channelwise_fp8_configs"),
-            ("sglang.kernels.ops.gemm.int8_kernel", "get_w8a8_block_int8_configs"),
-        ),
-    ),
-}
 # Chips by a word of their devices' names; entries of other devices are not compiled. NVIDIA's shared memory of a
 # program: CUDA C Programming Guide, table of compute capabilities.
 CHIPS = {
@@ -135,10 +96,16 @@ class EngineLookups:
         self._compile_target = self.target or datasheet_target(90)
         self._results: dict[str, Values] = {}
         self.enter(self._compile_target)
-        functions = ENGINE_FUNCTIONS[package.name]
-        wanted = [functions.moe_dtype, functions.moe_default, functions.moe_launcher, *functions.lookups]
-        executed = ENGINE_MODULES[package.name].executed
-        more = [module for module, _ in wanted if module not in executed]
+        names = PROJECTS[package.name]
+        wanted = [
+            names.moe_dtype,
+            (names.moe_lookup, "get_default_config"),
+            (names.moe, names.moe_launcher),
+            (names.fp8, LINEAR_LOOKUP),
+            (names.moe_lookup, MOE_LOOKUP),
+            *names.further_lookups,
+        ]
+        more = [module for module, _ in wanted if module not in names.executed]
         name = name_in_vllm(package, device).replace("_", " ")
         self.engine = load_engine(package, EngineDevice(name, self._compile_target.arch), more)
         try:
