@@ -26,7 +26,8 @@ from worker.triton_configs.config_file import ConfigFileError, read_config_file
 from worker.triton_configs.engine_config_file import EngineConfigFile, config_files
 from worker.triton_configs.engine_package import OVERRIDE, EnginePackage, ServingEngineError
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
-from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
+from worker.triton_configs.pair import Values
+from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP
 from worker.tuners.engines.lookups import EngineLookups, FileFault, Table, lookups_of
 
 FAR = 4
@@ -180,8 +181,8 @@ class FileCheck:
 
     def _entry_faults(self, m: int, values: Values) -> Iterator[FileFault]:
         try:
-            key, constants = self.lookups.bind(self.file, m, values)
-            key_without_file, _ = self.lookups.bind(self.file, m, None)
+            key, constants = self.lookups.kernels.bind(self.file, m, values)
+            key_without_file, _ = self.lookups.kernels.bind(self.file, m, None)
         except Exception as e:  # noqa: BLE001 - the engine's and Triton's own errors are of any type
             yield FileFault("error", "refused", f"the launch fails: {type(e).__name__}: {e}")
             return
@@ -196,7 +197,7 @@ class FileCheck:
             yield FileFault("error", "scale group", text)
         result: Values = {"status": "ok", "spills": 0}
         if self.compiling:
-            result = self.lookups.compiled(key, self.file, m, values)
+            result = self.lookups.kernels.compiled(key, self.file, m, values)
         self.entries[key] = result
         if result["status"] != "ok":
             rule = "shared memory" if result["status"] == "unsupported" else "compile"

@@ -22,6 +22,7 @@ USE_TMA = "USE_TMA"
 """The key by which a product loads its operands through TMA descriptors."""
 BLOCK_SIZE_M = "BLOCK_SIZE_M"
 Values = dict[str, Any]
+"""A config: `{"BLOCK_SIZE_M": 64, ...}`."""
 Key = TypeVar("Key", int, str)
 
 

@@ -36,10 +36,8 @@ from worker.triton_configs.engine_package import (
     ServingEngineError,
     locate_engine,
 )
-from worker.triton_configs.pair import join_pair
+from worker.triton_configs.pair import Values, join_pair
 
-Values = dict[str, Any]
-"""A config: `{"BLOCK_SIZE_M": 64, ...}`."""
 T = TypeVar("T")
 LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
 MOE_LOOKUP = "get_moe_configs"
