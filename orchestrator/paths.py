@@ -12,7 +12,7 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -76,6 +76,10 @@ class RunPaths:
 
     def log(self, node: str) -> Path:
         return self.logs / f"{node}.log"
+
+    def traceback(self, node: str) -> Path:
+        """The traceback of the last error of our own in the controller's work with a node."""
+        return self.logs / f"{node}.traceback.txt"
 
     def attempt(self, attempt: str) -> Path:
         return self.attempts / attempt
@@ -201,12 +205,22 @@ class RunConfig(RunSettings):
 
         try:
             raw = yaml.safe_load(path.read_text())
-            known = {f.name for f in fields(cls)}
-            return cls(**{k: v for k, v in raw.items() if k in known})
         except FileNotFoundError:
             raise InputError(f"{path} is missing: this is not a run folder") from None
-        except (OSError, TypeError, AttributeError, ValueError, yaml.YAMLError) as e:
-            raise InputError(f"{path} cannot be read: {e}") from e
+        except OSError as e:
+            raise InputError(f"{path} cannot be read: {e.strerror or e}") from e
+        except (ValueError, yaml.YAMLError) as e:
+            raise _damaged(path, " ".join(str(e).split())) from e
+        if not isinstance(raw, dict):
+            raise _damaged(path, "it is empty or no mapping of keys to values")
+        missing = [f.name for f in fields(cls) if f.name not in raw and f.default is f.default_factory is MISSING]
+        if missing:
+            raise _damaged(path, f"it lacks {', '.join(missing)}")
+        return cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    return InputError(f"{path} is damaged ({why}); restore it from a copy, or tune again")
 
 
 def create_run_folder(runs: Path, run: str) -> RunPaths:

@@ -397,6 +397,18 @@ _ALL = (
 
 FAMILIES: dict[str, Family] = {f.name: f for f in _ALL}
 DEFAULT_FAMILY = "a16w16"
+TINY_SIZES = {
+    "B": 2,
+    "M": 64,
+    "N": 512,
+    "K": 512,
+    "token": 16,
+    "model_dim": 1024,
+    "inter_dim": 512,
+    "expert": 8,
+    "topk": 2,
+}
+"""Sizes, by column, of the smallest shape that the kernels of every date of AITER take."""
 
 
 def computed_by(tuner: str) -> tuple[str, ...]:

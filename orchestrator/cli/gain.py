@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Page
 from orchestrator.paths import DEFAULT_RUNS, find_run
 from orchestrator.results.gain import (
+    SUM_ERROR,
     ShapeGain,
     WorkloadGain,
     calls_of_run,
@@ -29,10 +30,9 @@ from worker.families import Family
 from worker.text import and_more, plural
 
 SUM_OF_CALLS = (
-    "the times of single calls add up to that of a step within 3 % (decode steps replayed as CUDA graphs; one model,"
-    " one H200)"
+    f"the times of single calls add up to that of a step within {100 * SUM_ERROR:.0f} % (decode steps replayed as CUDA"
+    " graphs; one model, one H200)"
 )
-"""Measured twice, at seven and at six M: the sum was 0.97 to 1.03 of the step."""
 
 
 def gain(
@@ -74,19 +74,33 @@ def gain(
         way_out = "give a list of layers and M that it measured" if engine else "name the table of then with --before"
         raise InputError(f"{fault}; {way_out}")
     steps = _steps(won, family)
+    is_by_step = workload is None and len(steps) > 1
+    if seconds is not None:
+        _check_seconds(seconds, steps.values() if is_by_step else [won])
     page = Page(_document(paths.run, won, steps, seconds))
     _add_rows(page, won)
     _add_sum(page, won)
-    if workload is None and len(steps) > 1:
+    if is_by_step:
         _add_steps(page, steps, seconds)
     else:
-        bound = f": {won.won_us / seconds / 1e6:.2%} of {seconds:g} s" if seconds else ""
+        bound = "" if seconds is None else f": {won.won_us / seconds / 1e6:.2%} of {seconds:g} s"
         page.line(f"end to end at most that{bound}")
     if workload is None:
         page.line(SUM_OF_CALLS)
         if set(calls.values()) == {1.0}:
             page.aside("note: each shape counts once, because the run's list has no other `count`")
     return page
+
+
+def _check_seconds(seconds: float, parts: Iterable[WorkloadGain]) -> None:
+    """Raise InputError if none of the parts, each of which may have run for `seconds`, fits in this time."""
+    shortest = min(parts, key=lambda part: part.before_us)
+    if not shortest.fits_in(seconds):
+        raise InputError(
+            f"--seconds {seconds:g}: a step cannot take less time than its GEMMs, and these calls alone took"
+            f" {shortest.before_us / 1e6:.3g} s; give the seconds in which all of them ran, or the calls of one step"
+            " with --workload"
+        )
 
 
 def _document(
@@ -100,7 +114,7 @@ def _document(
         "won_us": won.won_us,
         "sigma_us": won.sigma_us,
         "share": won.won_us / won.before_us,
-        "end_to_end": won.won_us / seconds / 1e6 if seconds else None,
+        "end_to_end": None if seconds is None else won.share_of(seconds),
         "left_out": [describe(key) for key in won.left_out],
         "rows": [{"shape": describe(row.key), **asdict(row), "won_us": row.won_us} for row in won.rows],
         "by_m": by_m,
@@ -142,11 +156,17 @@ def _steps(won: WorkloadGain, family: Family) -> dict[int, WorkloadGain]:
 
 
 def _add_steps(page: Page, steps: Mapping[int, WorkloadGain], seconds: float | None) -> None:
-    """Add the sums of each M, with their share of a step's seconds."""
+    """Add the sums of each M, with their share of a step's seconds if its GEMMs fit in them."""
     rows = []
+    too_long = []
     for m, step in steps.items():
-        bound = f"{step.won_us / seconds / 1e6:.2%}" if seconds else ""
+        share = None if seconds is None else step.share_of(seconds)
+        if seconds is not None and share is None:
+            too_long.append(str(m))
+        bound = "" if share is None else f"{share:.2%}"
         rows.append((str(m), f"{step.before_us / 1e3:.3f}", f"{step.won_us / 1e3:.3f}", bound))
-    heads = ("M", "GEMM time before, ms", "won, ms", f"of {seconds:g} s at most" if seconds else "")
+    heads = ("M", "GEMM time before, ms", "won, ms", "" if seconds is None else f"of {seconds:g} s at most")
     page.table(heads, rows, "M", right=heads)
     page.line("one step of a server runs one M: it wins at most what the line of its M says")
+    if too_long:
+        page.line(f"no share for M {and_more(too_long, 4)}: the GEMMs of such a step take longer than {seconds:g} s")

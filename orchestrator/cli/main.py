@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     A user's mistake ends in a message and an exit code, never in a traceback. Raises SystemExit.
     """
+    _check_standard_streams()
     try:
         from orchestrator.cli.app import app  # here, because Ctrl-C may come while typer is imported
 
@@ -37,6 +39,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
     finally:
         _say_what_was_unprotected()
+
+
+def _check_standard_streams() -> None:
+    """Exit with code 1 if standard output is closed, as by `>&-`. Open /dev/null for the others.
+
+    Python then has None for the stream: `isatty` fails, and what is printed to standard error goes to standard output.
+    The next file that is opened gets the number of the closed one, so what a child prints could end up in a ledger.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        print("error: standard output is closed; let it go to a file or to /dev/null", file=sys.stderr)
+        sys.exit(1)
 
 
 def _describe_file_error(error: OSError) -> str:

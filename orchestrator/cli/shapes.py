@@ -255,18 +255,18 @@ class _ListOptions(NamedTuple):
 def _write_misses(misses: Misses, source: str, options: _ListOptions) -> Page:
     """Write the shapes without a tuned row, one list per family, and return the page that says what they are. `source`:
     the log in words. Raises InputError."""
-    families = [family for family in misses.families if options.family in (None, family)]
-    notes = _describe_left_out(misses, options.family)
-    if not families:
-        raise InputError([f"no shape without a tuned row or config file in {source}", *notes])
+    ranked_of, too_rare = _rank_families(misses, options)
+    notes = [*too_rare, *_describe_left_out(misses, options.family)]
+    if not ranked_of:
+        rarely = f" with at least {plural(options.least, 'line')}" if too_rare else ""
+        raise InputError([f"no shape without a tuned row or config file{rarely} in {source}", *notes])
     lines = [source]
     documents: list[dict[str, Any]] = []
     all_risks: list[str] = []
-    for name in families:
+    for name, ranked in ranked_of.items():
         family = FAMILIES[name]
-        ranked = misses.ranked(name, options.top, options.least)
         calls, saving = pad_calls(dict(ranked), family, options.pad_level)
-        file = _list_file(options.out, name, families)
+        file = _list_file(options.out, name, list(ranked_of))
         _write_list(file, family, options.force, calls)
         logged = misses.counts[name].total() - misses.repeats[name]
         risks = risk_notes(family, calls)
@@ -284,6 +284,22 @@ def _write_misses(misses: Misses, source: str, options: _ListOptions) -> Page:
     if options.out:
         page.line(f"written: {', '.join(document['file'] for document in documents)}")
     return page
+
+
+def _rank_families(misses: Misses, options: _ListOptions) -> tuple[dict[str, list[tuple[Key, int]]], list[str]]:
+    """Return the shapes to list with their lines, by family, and a sentence on each family without a frequent one."""
+    ranked_of = {}
+    too_rare = []
+    for name in misses.families:
+        if options.family not in (None, name):
+            continue
+        ranked = misses.ranked(name, options.top, options.least)
+        if ranked:
+            ranked_of[name] = ranked
+            continue
+        [(_, most)] = misses.ranked(name, 1, 1)
+        too_rare.append(f"left out {name}: its most frequent shape has {plural(most, 'line')} (--min-count)")
+    return ranked_of, too_rare
 
 
 def _describe_left_out(misses: Misses, family: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -128,6 +128,9 @@ class MergeJournal:
         changed = [file for file in files if texts[file.path] != file.before]
         for file in changed:
             put_text(file.path, file.before)
+            if file.before is None and file.path.parent != self.root:
+                with suppress(OSError):  # others' files are in the folder; else the merge may have made it
+                    file.path.parent.rmdir()
         self._write(lines[:-1])
         return {
             "run": str(merge.get("run", "")),

@@ -26,6 +26,7 @@ from orchestrator.configs.winners import TABLE, WinnerFile, engine_of_winners, r
 from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
 from orchestrator.tables.run_folders import provenance_of
+from worker.text import and_more
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.slowdown import is_slower
@@ -103,6 +104,7 @@ def merge_run(
     `engine`: the vLLM that reads `root`, an override folder; `default`, `lists`, `checked`: see `DefaultFileOptions`;
     `leave_out_refused`: write the other files if one does not hold. Raises InputError; the tree is then as it was.
     """
+    _refuse_interpreted(run)
     is_engine = bool(engine_of_winners(run))
     winner_files = read_winners(run)
     has_aiter_options = bool(default or lists or checked)
@@ -122,6 +124,17 @@ def merge_run(
         if report.changes:
             _write_and_prove(report, target, _journal_entry(run, root, target, report.changes, checked))
     return report
+
+
+def _refuse_interpreted(run: Path) -> None:
+    """Raise InputError for a run that measured in Triton's interpreter, which `DeviceBench.info` of the worker says."""
+    devices = provenance_of(run).get("devices") or ()
+    nodes = sorted({str(entry["node"]) for entry in devices if "interpreter" in (entry.get("device") or {})})
+    if nodes:
+        raise InputError(
+            f"{run}: {and_more(nodes, 4)} measured in Triton's interpreter (TRITON_INTERPRET=1), whose times are no"
+            " GPU's; tune on a GPU"
+        )
 
 
 @contextmanager

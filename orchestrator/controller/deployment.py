@@ -135,7 +135,7 @@ def _masked(mask: Callable[[str], str], post: Callable[[Message], None]) -> Call
     """Mask messages before they go into the ledger: it holds references (`${env:NAME}`) and not their values."""
 
     def post_masked(message: Message) -> None:
-        detail = getattr(message, "detail", "")
-        post(replace(cast(Any, message), detail=mask(detail)) if detail else message)
+        texts = {name: mask(getattr(message, name)) for name in ("detail", "traceback") if hasattr(message, name)}
+        post(replace(cast(Any, message), **texts) if texts else message)
 
     return post_masked

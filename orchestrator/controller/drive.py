@@ -172,7 +172,6 @@ def _make_controller(context: RunContext, interrupts: list[int], *, cancel: bool
         pools_of(inventory, config.run),
         partial(make_ready, inventory, config.run),
         known=[node for node in state.nodes.values() if node.lease],
-        other_slots=sum(len(plan.slots) for plan in plans),
         hold=config.hold,
         grow=not cancel,
     )

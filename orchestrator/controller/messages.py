@@ -131,5 +131,15 @@ class Taken:
     won: bool
 
 
-Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Taken | NodeTroubled | NodeBusy | SlotLost
+@dataclass(frozen=True, slots=True)
+class DriverFailed:
+    """An error of our own ended a thread of the node's driver, and with it the driver. It does not start again."""
+
+    node: str
+    detail: str
+    """The error, such as `KeyError: '3'`."""
+    traceback: str
+
+
+Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Taken | DriverFailed | NodeTroubled | NodeBusy | SlotLost
 """Messages from a node's driver to the controller loop. The loop decides which of them go into the journal."""

@@ -12,6 +12,8 @@ earlier session, because the preparation since then has already told the control
 A worker that dies is found in the beats by the reader and launched again by the writer (node_workers.py). If that does
 not help, `SlotLost` is posted; policy/slot_changes.py says what becomes of the slot and its shapes. A later `NodeUp`
 gives the slot another chance.
+
+An exception that neither thread expects is a bug. It ends both threads, and `DriverFailed` is posted.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ import math
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 
 import tenacity
 
+from orchestrator import clean
 from orchestrator.controller.deployed_node import DeployedNode, deploy, take_over, younger_epoch
-from orchestrator.controller.messages import Beat, Message, NodeTakenOver, NodeUp, Taken, read_frames
+from orchestrator.controller.messages import Beat, DriverFailed, Message, NodeTakenOver, NodeUp, Taken, read_frames
 from orchestrator.controller.node_stream import NodeStream, follow_argument
 from orchestrator.controller.node_workers import NodeWorkers
 from orchestrator.controller.timeouts import Timeouts
@@ -85,8 +89,8 @@ class NodeDriver:
         self._timeouts = timeouts
         self._patience_s = timeouts.first_word
         """Seconds for which the stream may be silent."""
-        self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
-        self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
+        self._reader = self._thread_of(self._read_loop, f"read {self.node}")
+        self._writer = self._thread_of(self._write_loop, f"write {self.node}")
 
     def start(self) -> None:
         self._reader.start()
@@ -163,6 +167,17 @@ class NodeDriver:
         for thread in (self._reader, self._writer):
             thread.join(CUT_OFF_S)
         self.workers.engine.close()
+
+    def _thread_of(self, loop: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=self._report_failure, args=(loop,), name=name, daemon=True)
+
+    def _report_failure(self, loop: Callable[[], None]) -> None:
+        """Run a thread's loop. Report an unexpected exception, or the run would wait for this node for ever."""
+        try:
+            loop()
+        except Exception as e:  # noqa: BLE001  whatever it is, it is a bug
+            self._post(DriverFailed(self.node, clean.text(f"{type(e).__name__}: {e}", 300), traceback.format_exc()))
+            self.leave()
 
     def _read_loop(self) -> None:
         timeouts = self._timeouts

@@ -29,12 +29,17 @@ class NodePhase(Enum):
     LOST --its stream began--> UP               (a lost node is still tried)
     LOST --others occupy it, and we wait--> OCCUPIED
     UP --others occupy it too, and we share it--> UP
+    any --an error of our own ended its driver--> FAILED
     """
 
     COMING = auto()
     UP = auto()
     OCCUPIED = auto()
     LOST = auto()
+    FAILED = auto()
+
+
+GIVEN_UP = (NodePhase.LOST, NodePhase.FAILED)
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +138,20 @@ class NodeRegistry:
         node.trouble = detail
         return is_first
 
+    def record_failed(self, name: str, detail: str) -> bool:
+        """Record that an error of our own ended the node's driver. Return whether the node's work is lost by that."""
+        node = self._nodes[name]
+        was_given_up = node.phase in GIVEN_UP
+        node.phase = NodePhase.FAILED
+        node.is_reached = False
+        node.trouble = detail
+        return not was_given_up
+
+    def has_failed(self, name: str) -> bool:
+        """Return whether an error of our own ended the node's driver."""
+        node = self._nodes.get(name)
+        return node is not None and node.phase is NodePhase.FAILED
+
     def record_progress(self, name: str, detail: str) -> None:
         """Record progress of its preparation. Its timeout starts again."""
         node = self._nodes.get(name)
@@ -144,7 +163,7 @@ class NodeRegistry:
         """(node, why) for each node whose timeout has run out, once."""
         now = time.time()
         for name, node in self._nodes.items():
-            if node.trouble is None or node.phase in (NodePhase.OCCUPIED, NodePhase.LOST):
+            if node.trouble is None or node.phase is NodePhase.OCCUPIED or node.phase in GIVEN_UP:
                 continue
             if now - node.since > self._patience_s(node):
                 node.phase = NodePhase.LOST
@@ -174,7 +193,7 @@ class NodeRegistry:
     @property
     def is_hopeless(self) -> bool:
         """Return whether every node was given up."""
-        return bool(self._nodes) and all(node.phase is NodePhase.LOST for node in self._nodes.values())
+        return bool(self._nodes) and all(node.phase in GIVEN_UP for node in self._nodes.values())
 
     def session_of(self, name: str) -> int | None:
         """The session that writes to the node must name, None if it is not reached."""

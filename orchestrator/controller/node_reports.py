@@ -6,11 +6,21 @@ message changes the registry (node_registry.py) and the live status on the way.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
 from orchestrator.controller.context import RunContext
-from orchestrator.controller.messages import Beat, FromStream, Message, NodeProgress, NodeTakenOver, NodeUp, Taken
+from orchestrator.controller.messages import (
+    Beat,
+    DriverFailed,
+    FromStream,
+    Message,
+    NodeProgress,
+    NodeTakenOver,
+    NodeUp,
+    Taken,
+)
 from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.errors import TakenOverError
 from orchestrator.events import (
@@ -58,6 +68,8 @@ class NodeReports:
     def events_of(self, message: Message) -> list[Event]:
         """The events that a message means for the policy. Call it within a transaction of the ledger. Raises
         TakenOverError."""
+        if self._registry.has_failed(message.node) and not isinstance(message, FromStream | Taken | NodeTakenOver):
+            return []  # its other thread posted it before it ended too
         match message:
             case FromStream(node, frame):
                 return self._from_stream(node, frame)
@@ -70,6 +82,8 @@ class NodeReports:
                 return [message] if self._registry.has(node) else []
             case NodeTroubled():
                 return self._node_troubled(message)
+            case DriverFailed():
+                return self._driver_failed(message)
             case NodeProgress(node, detail):
                 self._registry.record_progress(node, detail)
                 self._live_status.progress(node, detail)
@@ -100,6 +114,21 @@ class NodeReports:
         is_first = self._registry.record_trouble(message.node, message.detail)
         self._live_status.trouble(message.node, message.detail, on_record=is_first)
         return [message] if is_first else []
+
+    def _driver_failed(self, message: DriverFailed) -> list[Event]:
+        """Give a node up whose driver ended by an error of our own, and keep the traceback for the report of the
+        bug."""
+        node = message.node
+        if not self._registry.has(node):
+            return []  # its lease is over
+        path = self._context.paths.traceback(node)
+        with contextlib.suppress(OSError):  # the disk may be full, and the run goes on without the file
+            path.write_text(message.traceback, encoding="utf-8", errors="replace")
+        why = f"gemmfleet failed with {message.detail}, which is a bug in it; please report it with {path}"
+        is_lost = self._registry.record_failed(node, why)
+        if not is_lost:
+            self._live_status.trouble(node, why)
+        return [NodeLost(node, why)] if is_lost else []
 
     def _from_stream(self, node: str, frame: Chunk | Beat) -> list[Event]:
         if isinstance(frame, Beat):

@@ -91,14 +91,16 @@ class NodeWorkers:
 
     def revive(self, slot: str) -> str:
         """Launch a dead worker again. If it is given up, return the reason, else "". Raise NodeError."""
-        if slot not in self._revived:
+        launches = self._revived.get(slot)
+        if launches is None:
             return ""
         state = next((w for w in self.engine.list() if w.slot == slot), None)
         if state is None or state.state == "running" or state.code == 0:
             return ""
-        self._revived[slot] += 1
-        if self._revived[slot] > RELAUNCHES:
-            last = self._revived[slot] == RELAUNCHES + 1
+        launches += 1
+        self._revived[slot] = launches  # the reader may have removed the slot meanwhile
+        if launches > RELAUNCHES:
+            last = launches == RELAUNCHES + 1
             return f"the worker keeps exiting with code {state.code}" if last else ""
         self.start([slot])
         return ""

@@ -1,7 +1,11 @@
-"""Locks a file of a user for one writer: an flock on `.<name>.lock` beside it, which stays there.
+"""Locks a file of a user for one writer: an flock on `.<name>.lock` beside it.
 
 Merges into tuned tables (`orchestrator/tables/merge.py`) and into config files (`orchestrator/configs/journal.py`)
 write within `locked`.
+
+The holder removes the lock file before it lets go, so that nothing of ours stays in a user's folder. Another process
+may have opened that file meanwhile, and then locks one that is gone. So a lock counts only if the file that is locked
+is the one in the folder (`_is_in_folder`), and whoever waits opens it anew for each try.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
@@ -29,18 +33,50 @@ FOR_EVERYBODY = 0o666
 def locked(target: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """One writer at a time to a file. Raises TunedDBError after `wait_s`, and if the lock file cannot be used."""
     lock = target.with_name(f".{target.name}.lock")
-    fd = _open_lock(lock)
+    deadline = time.monotonic() + wait_s
+    while (fd := _take_lock(lock)) is None:
+        if time.monotonic() >= deadline:
+            raise TunedDBError(
+                f"{target}: another merge is writing to it (it holds {lock.name}); merge again when it is done"
+            )
+        time.sleep(RETRY_S)
     try:
-        deadline = time.monotonic() + wait_s
-        while not _take_lock(fd, lock):
-            if time.monotonic() >= deadline:
-                raise TunedDBError(
-                    f"{target}: another merge is writing to it (it holds {lock.name}); merge again when it is done"
-                )
-            time.sleep(RETRY_S)
         yield
     finally:
+        if _is_in_folder(fd, lock):
+            with suppress(OSError):  # another user's, in a folder like /tmp
+                lock.unlink()
         os.close(fd)
+
+
+def _take_lock(lock: Path) -> int | None:
+    """Lock the file and return its descriptor; None if another process holds or removes it. Raises TunedDBError."""
+    try:
+        fd = _open_lock(lock)
+    except OSError as e:
+        if e.errno == errno.ENOENT and lock.parent.is_dir():  # removed just before we opened it
+            return None
+        raise _lock_error(lock, e) from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_in_folder(fd, lock):
+            return fd
+    except BlockingIOError:
+        pass
+    except OSError as e:
+        if e.errno != errno.ESTALE:  # removed from another machine, on NFS
+            os.close(fd)
+            raise _lock_error(lock, e) from e
+    os.close(fd)
+    return None
+
+
+def _is_in_folder(fd: int, lock: Path) -> bool:
+    """Return whether the open file is still the lock file in the folder."""
+    try:
+        return os.path.samestat(os.fstat(fd), lock.lstat())
+    except OSError:
+        return False
 
 
 def _open_lock(lock: Path) -> int:
@@ -49,19 +85,16 @@ def _open_lock(lock: Path) -> int:
     It is opened to be written, because NFS grants an exclusive lock to such a file only; another user's file that may
     not be written is opened to be read, which suffices on local disks. A link is never followed. An existing file is
     opened without O_CREAT, which the kernel refuses for another user's file in a folder like /tmp
-    (fs.protected_regular).
+    (fs.protected_regular). Raises OSError, TunedDBError.
     """
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, FOR_EVERYBODY)
+    except FileExistsError:
         try:
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, FOR_EVERYBODY)
-        except FileExistsError:
-            try:
-                fd = os.open(lock, os.O_RDWR | flags)
-            except PermissionError:
-                fd = os.open(lock, os.O_RDONLY | flags)
-    except OSError as e:
-        raise _lock_error(lock, e) from e
+            fd = os.open(lock, os.O_RDWR | flags)
+        except PermissionError:
+            fd = os.open(lock, os.O_RDONLY | flags)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
@@ -69,17 +102,6 @@ def _open_lock(lock: Path) -> int:
     if status.st_uid == os.geteuid():
         os.fchmod(fd, FOR_EVERYBODY)
     return fd
-
-
-def _take_lock(fd: int, lock: Path) -> bool:
-    """Return whether the lock is ours now; False if another process holds it. Raises TunedDBError."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as e:
-        raise _lock_error(lock, e) from e
-    return True
 
 
 def _lock_error(lock: Path, e: OSError) -> TunedDBError:

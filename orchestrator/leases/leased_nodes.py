@@ -75,15 +75,14 @@ class LeasedNodes:
         make_ready: MakeReady,
         *,
         known: Sequence[Node],
-        other_slots: int = 0,
         hold: bool = False,
         grow: bool = True,
     ) -> None:
-        """`known`: nodes of leases that earlier controllers had. `other_slots`: the number of slots of nodes without a
-        lease. `hold`: keep idle leases. `grow`: False takes over the leases that there are, and asks for none."""
+        """`known`: nodes of leases that earlier controllers had. `hold`: keep idle leases. `grow`: False takes over the
+        leases that there are, and asks for none."""
         self._pools = {pool.name: pool for pool in pools}
         self._make_ready = make_ready
-        self._sizes = PoolSizes(pools, other_slots)
+        self._sizes = PoolSizes(pools)
         self._hold = hold
         self._grow = grow and bool(pools)
         self._wake: Callable[[], None] = lambda: None
@@ -125,6 +124,7 @@ class LeasedNodes:
         for pool in self._pools.values():
             self._report_silence(pool, turn)
         self._excuse_unreachable(registry)
+        self._leave_failed_nodes(registry, turn)
         self._prepare_ends(policy, registry, turn, now)
         self._give_back_leases(turn, now)
         if self._grow:
@@ -325,8 +325,11 @@ class LeasedNodes:
 
     def _end_node(self, life: LeaseLifecycle, cause: EndCause, why: str, turn: LeaseTurn) -> None:
         """Let go of the node of a lease. It does not come back. The next order lets go of the lease in the scheduler
-        too."""
+        too. If the scheduler ended the lease while its node was shut down, the calls of the shutdown are cut off."""
         life.phase = LeasePhase.ENDED
+        if life.shutdown is not None:
+            life.shutdown.close()
+            life.shutdown = None
         turn.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
     def _prepare_ends(self, policy: Policy, registry: RunNodes, turn: LeaseTurn, now: float) -> None:
@@ -343,6 +346,15 @@ class LeasedNodes:
                 continue  # something ends it, and the scheduler will say what
             if left_s < min(BOOKS_S, life.pool.time_s / 8) or life.node in policy.idle_nodes():
                 life.cause = EndCause.TIME_LIMIT
+                self._shut_down_node(life, registry)
+
+    def _leave_failed_nodes(self, registry: RunNodes, turn: LeaseTurn) -> None:
+        """Shut down the nodes whose driver an error of our own ended. Their pools ask for no more leases, because the
+        next node would most likely end like this one."""
+        for life in self._working_leases(registry):
+            if registry.has_failed(life.node):
+                life.pool.hopeless = life.pool.hopeless or f"{life.node}: {registry.trouble_of(life.node)}"
+                self._drain_node(life, "its lease is given back", turn)
                 self._shut_down_node(life, registry)
 
     def _working_leases(self, registry: RunNodes) -> list[LeaseLifecycle]:
@@ -369,7 +381,6 @@ class LeasedNodes:
                 continue
             life.shutdown_seen_at = life.shutdown_seen_at or now
             if now - life.shutdown_seen_at >= UNREAD_S:
-                life.shutdown.close()
                 life.is_unwanted = True
                 self._end_node(life, life.cause, "given back", turn)
 

@@ -23,10 +23,8 @@ there)."""
 class PoolSizes:
     """The sizes of the pools of one run."""
 
-    def __init__(self, pools: Sequence[Pool], other_slots: int) -> None:
-        """`other_slots`: the number of slots of nodes without a lease."""
+    def __init__(self, pools: Sequence[Pool]) -> None:
         self._pools = pools
-        self._other_slots = other_slots
         self._settled = -1
         """The number of settled shapes, when it was counted last."""
         self._last_change = 0.0
@@ -35,7 +33,7 @@ class PoolSizes:
     def set_wanted(self, policy: Policy, lives: Collection[LeaseLifecycle]) -> None:
         """Set how many leases each pool is to hold (`Pool.want`)."""
         places = policy.hosts_needed()
-        wanted = leases_wanted(self._pools, policy.backlog_s(), self._other_slots, places)
+        wanted = leases_wanted(self._pools, policy.backlog_s(), policy.slots_without_lease(), places)
         held = Counter(life.pool.name for life in lives if life.phase in HELD)
         for pool in self._pools:
             # what works already is given back when it is idle, not before; and only work that waits needs more
@@ -60,8 +58,9 @@ class PoolSizes:
 def leases_wanted(pools: Sequence[Pool], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
     """Leases that each pool should hold, earlier pools filled first.
 
-    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: those of machines of our own.
-    `places`: leases that must be there whatever the backlog is, because shapes await confirmation on another machine.
+    `backlog_s`: estimated seconds on one slot of all unsettled shapes. `other_slots`: those of nodes without a lease
+    that take work now or soon. `places`: leases that must be there whatever the backlog is, because shapes await
+    confirmation on another machine.
     """
     left_s = backlog_s - other_slots * LEASE_WORK_S
     wanted = {}

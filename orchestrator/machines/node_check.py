@@ -33,6 +33,9 @@ CHECK_S = 90.0
 """No check takes longer: logins and the script have shorter limits."""
 MAX_PARALLEL = 64
 """Most nodes checked at a time. More logins at once would need too much CPU time, and some would time out."""
+CLOCK_STEP_S = 1.0
+"""A smaller difference of two clocks cannot be measured: the node prints whole seconds, and its `date` may run up to a
+second after we sent the script that begins with it."""
 _TURNS = threading.Semaphore(MAX_PARALLEL)
 
 
@@ -44,7 +47,7 @@ class NodeReport:
     findings: tuple[Finding, ...]
     facts: NodeFacts = field(default_factory=lambda: NodeFacts({}))
     skew_s: float | None = None
-    """The node's clock minus ours, None if unknown."""
+    """The node's clock minus ours, 0 if the difference is too small to be measured, None if unknown."""
 
     @property
     def state(self) -> str:
@@ -108,8 +111,8 @@ COLUMNS = ("node", "state", "GPUs", "docker", "image", "free", "clock", "notes")
 
 
 def check_node(node: Node, done: Completed, now: float, run: str = "", runs: Path = DEFAULT_RUNS) -> NodeReport:
-    """Make the report from the check script's answer. `now`: our clock (epoch seconds) at about the time it ran. `run`:
-    our own run; its containers and locks are not foreign. `runs`: our folder of runs."""
+    """Make the report from the check script's answer. `now`: our clock (epoch seconds) when it was sent. `run`: our
+    own run; its containers and locks are not foreign. `runs`: our folder of runs."""
     facts = read_facts(done)
     if not facts.complete:
         output = done.text.splitlines()
@@ -117,9 +120,17 @@ def check_node(node: Node, done: Completed, now: float, run: str = "", runs: Pat
         if output:
             why += f": {output[-1][:300]}"
         return NodeReport(node.name, (Finding(UNUSABLE, "check", why, "log in and run sh by hand"),), facts)
-    clock = facts.number("clock")
-    skew = None if clock is None else clock - now
+    skew = _measure_skew(facts, now)
     return NodeReport(node.name, tuple(findings(node, facts, skew, run, runs)), facts, skew)
+
+
+def _measure_skew(facts: NodeFacts, now: float) -> float | None:
+    """Return the node's clock minus ours, as `NodeReport` has it. `now`: our clock when the script was sent."""
+    clock = facts.number("clock")
+    if clock is None:
+        return None
+    difference = clock - now
+    return 0.0 if abs(difference) <= CLOCK_STEP_S else difference
 
 
 def unreachable(node: Node, why: str) -> NodeReport:

@@ -105,6 +105,11 @@ class CheckedNode:
         owners = {path.partition("/")[0] for path in self.facts.locks.get(state, ())}
         return sorted(owners - {self._run, *self.other_runs})
 
+    def holds_our_devices(self, run: str) -> bool:
+        """Return whether workers of the run hold a GPU that the inventory gives us, or the cores that we compute on."""
+        names = {f"container {c.name}" for c in self.facts.containers if c.run == run} | {f"run {run}"}
+        return not names.isdisjoint(self.occupants)
+
     def owner_of(self, run: str) -> str:
         """The user whose workers hold a device for the run; "" if that is our login, or unknown."""
         owner = self.values.get(f"lock.owner.{run}", "")
@@ -370,6 +375,9 @@ def findings_on_other_runs(node: CheckedNode) -> Iterator[Finding]:
     living = [("busy", run, "works there") for run in node.other_runs]
     living += [("locks", run, "has workers that live") for run in node.runs_with_lock("held")]
     for about, run, what in living:
+        if not node.holds_our_devices(run):
+            yield Finding(WARNING, about, f"run {run} {what}", "not on its GPUs, but perhaps on its cores")
+            continue
         owner = node.owner_of(run)
         cancel = command_on_run("cancel", run, node.folder_of_runs)
         subject, fix = f"run {run}", f"end it first ({cancel})"

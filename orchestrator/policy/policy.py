@@ -53,6 +53,11 @@ class Policy:
         """Estimated seconds on one slot of all unsettled shapes; 0 if no new work is started."""
         return 0.0 if self.state.stopped else self.state.left_s
 
+    def slots_without_lease(self) -> int:
+        """The number of slots of nodes without a lease that take work now or soon. It changes when nodes join, drain or
+        are lost."""
+        return sum(not self.state.nodes[slot.node].lease for slot in self.state.usable.values())
+
     @property
     def has_waiting(self) -> bool:
         """Return whether a shape waits: for a slot, or unclaimed in an inbox."""

@@ -82,6 +82,11 @@ class Checkout:
                 f"{where} has commits that publish did not make ({', '.join(foreign[:3])}), which --refresh would lose:"
                 " rebase it by hand and run `db check --build` on it, or name another --branch"
             )
+        last, _, message = self.git("log", "-1", "--format=%h %s%x1f%B", f"refs/heads/{branch}").partition("\x1f")
+        if TRAILER not in message:  # such as main, whose commits the base has all
+            raise InputError(
+                f"{where} is not a branch that publish made (its last commit: {last}); name another with --branch"
+            )
 
     @contextmanager
     def worktree(self, base: str) -> Iterator[Path]:

@@ -30,6 +30,9 @@ from worker.triton_configs.engine_package import Layer
 MOST_NAMED = 4
 SIGMA = 1.4826
 """The standard deviation of a normal distribution over half its interquartile range."""
+SUM_ERROR = 0.03
+"""The relative difference between a step and the sum of its calls' own times. Measured twice (decode steps replayed as
+CUDA graphs; one model, one H200), at seven and at six M: the sum was 0.97 to 1.03 of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,14 @@ class WorkloadGain:
     def sigma_us(self) -> float:
         """Standard deviation of `won_us`. The calls of a shape share one error; errors of shapes are independent."""
         return math.hypot(*(row.calls * row.sigma_us for row in self.rows))
+
+    def fits_in(self, seconds: float) -> bool:
+        """True if the calls can have run in this time, one after the other."""
+        return self.before_us / 1e6 <= seconds * (1 + SUM_ERROR)
+
+    def share_of(self, seconds: float) -> float | None:
+        """The part of this time that is won at most; None if the calls cannot have run in it."""
+        return self.won_us / 1e6 / seconds if self.fits_in(seconds) else None
 
 
 def calls_of_run(paths: RunPaths, ledger: LedgerReader) -> dict[Key, float]:

@@ -22,7 +22,7 @@ from orchestrator.inventory.load import check_references, limit, load_inventory
 from orchestrator.inventory.model import Node
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.pages import Document
-from worker.families import FAMILIES, Family
+from worker.families import FAMILIES, TINY_SIZES, Family
 
 A4W4 = FAMILIES["a4w4_blockscale"]
 OTHERS = [family for family in FAMILIES.values() if family.aiter.scripts and family is not A4W4]
@@ -32,18 +32,6 @@ ODD_K = 384
 """A K that is not a multiple of 256."""
 ENDING_S = 45
 """Seconds that a command may take to end."""
-SIZES = {
-    "B": 2,
-    "M": 64,
-    "N": 512,
-    "K": 512,
-    "token": 16,
-    "model_dim": 1024,
-    "inter_dim": 512,
-    "expert": 8,
-    "topk": 2,
-}
-"""The smallest shape of each family, by column."""
 
 
 class NotTriedError(Exception):
@@ -172,9 +160,9 @@ class NodeTrial:
 
     def run(self, verb: str, name: str, family: Family, inventory: Path, *words: object, count: int = 2) -> Step:
         """A run on tiny shapes of a family that differ in M alone; for a4w4 also on a shape with an odd K."""
-        sizes = [SIZES | {family.m_column: SIZES[family.m_column] * i} for i in range(1, count + 1)]
+        sizes = [TINY_SIZES | {family.m_column: TINY_SIZES[family.m_column] * i} for i in range(1, count + 1)]
         if name == A4W4.name:
-            sizes.append(SIZES | {"K": ODD_K})
+            sizes.append(TINY_SIZES | {"K": ODD_K})
         names = [column.name for column in family.columns if column.required]
         lines = [",".join(names)]
         for shape in sizes:

@@ -25,7 +25,7 @@ from orchestrator.tables.mixing import MAX_EXAMPLES, kind_of_table
 from orchestrator.tables.provenance import current_records, read_records
 from orchestrator.tables.row_kernels import kernel_of
 from orchestrator.tables.rules import REBUILD
-from orchestrator.tables.run_folders import table_of
+from orchestrator.tables.run_folders import fault_of_config_files, table_of
 from orchestrator.tables.table import Table, TableRow, read_table
 from orchestrator.tables.table_names import family_of, model_names, shipped_tables
 from worker.aiter_tree.kernels import KernelAvailability, Standing
@@ -58,6 +58,9 @@ def read_sources(paths: Iterable[Path], wanted: str | None) -> dict[Family, list
     tables: dict[Family, list[Table]] = {}
     faults: list[str] = []
     for path in dict.fromkeys(map(table_of, paths)):
+        if fault := fault_of_config_files(path):
+            faults.append(fault)
+            continue
         try:
             family = family_of(path, wanted)
             tables.setdefault(family, []).append(read_table(path, family, doubled=True))

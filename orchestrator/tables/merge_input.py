@@ -6,20 +6,18 @@ its profile.csv as a profile. The rows are read while the merge iterates over th
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.files.faults import MAX_FAULTS, listed
 from orchestrator.tables.keys import TAG, KeyFault
 from orchestrator.tables.newcomers import SOURCE, Newcomer
 from orchestrator.tables.provenance import Facts, read_records
 from orchestrator.tables.row_kernels import kernel_identity
-from orchestrator.tables.run_folders import has_config_files, table_of
+from orchestrator.tables.run_folders import fault_of_config_files, table_of
 from orchestrator.tables.table import PROFILE_EXTRA, TableReader, fill_up
 from orchestrator.tables.table_names import family_of
 from worker.families import Family
@@ -119,9 +117,10 @@ def open_sources(
     ids = [path for path in sources if not path.suffix and not path.exists()]
     faults = [f"{path}: no such folder; a run is named by its folder here, such as runs/{path.name}" for path in ids]
     faults += [fault for fault in map(_fault_of_run, runs) if fault]
+    tables = list(map(table_of, dict.fromkeys(sources)))
+    faults += [fault for fault in map(fault_of_config_files, tables) if fault]
     if faults:
         raise InputError(faults)
-    tables = list(map(table_of, dict.fromkeys(sources)))
     of_one_family = [into, *tables] if into and into.exists() else tables
     family = one_family(of_one_family, wanted)
     profiles_of_runs = [run / "profile.csv" for run in runs if (run / "profile.csv").is_file()]
@@ -136,9 +135,6 @@ def open_sources(
 def _fault_of_run(run: Path) -> str:
     if not (run / "tuned.csv").is_file():
         return f"{run}: holds no tuned.csv; is it a run's folder, and did the run end? `resume` writes it again"
-    if has_config_files(run):
-        merge = command(f"configs merge {shlex.quote(str(run))} --into TREE")
-        return f"{run}: its winners are config files, which no table names; merge them so: {merge}"
     return ""
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
+from orchestrator.command_hints import command
 from orchestrator.paths import RUN_RE, find_run
 from worker.tuners.catalog import recorded_tuner
 
@@ -51,3 +53,12 @@ def table_of(path: Path) -> Path:
 def has_config_files(run: Path) -> bool:
     """Return whether the winners of a run are config files, which no table names."""
     return recorded_tuner(str(provenance_of(run).get("tuner") or "")).produces == "configs"
+
+
+def fault_of_config_files(table: Path) -> str:
+    """The fault of using the table of a run whose winners are config files, with the way out; "" for other tables."""
+    run = table.parent
+    if table.name != "tuned.csv" or not has_config_files(run):
+        return ""
+    merge = command(f"configs merge {quote(str(run))} --into TREE")
+    return f"{run}: its winners are config files, which no table names; merge them so: {merge}"

@@ -68,7 +68,8 @@ def whole(bench: Bench, date: str, monkeypatch: pytest.MonkeyPatch) -> dict[int,
     assert [n for n, row in rows.items() if row["outcome"] == "could not be tried"] == list(NO_GPU)
     # this /sys has no sensors; the runbook's AITER has no --run_config, and the stand-in's torch runs no operator
     no_operator = [11] if date == "runbook" else []
-    assert [n for n, row in rows.items() if row["outcome"] == "did not hold"] == [1, *no_operator]
+    failed = {n: row["detail"] for n, row in rows.items() if row["outcome"] == "did not hold"}
+    assert list(failed) == [1, *no_operator], failed
     assert "temperature_c" in rows[1]["detail"]
     assert ("module 'torch' has no attribute" in rows[11]["detail"]) == (date == "runbook")
     files = unpacked(bundle)

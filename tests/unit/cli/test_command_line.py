@@ -121,6 +121,16 @@ main([])
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+@pytest.mark.parametrize("words", ["status", "runs list", "--version"])
+def test_a_closed_standard_output_is_no_traceback(tmp_path: Path, words: str) -> None:
+    line = f"{BIN / 'gemmfleet'} {words}"
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, text=True, cwd=tmp_path)
+    said = "error: standard output is closed; let it go to a file or to /dev/null\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    done = subprocess.run(["sh", "-c", f"{line} 2>&-"], capture_output=True, text=True, cwd=tmp_path)
+    assert "error" not in done.stdout
+
+
 def test_ctrl_c_while_a_run_is_created_leaves_none_and_names_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +225,23 @@ def test_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 PATHS = RunPaths(Path("runs/20260131-154500-3f9a"))
 CONFIG = RunConfig(PATHS.run, 0.0, [], "0", "a4w4_blockscale", "aiter", "s.csv", "", "inv.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty or no mapping of keys to values"),
+        ("null", "it is empty or no mapping of keys to values"),
+        ("run: r1\ncreated: 0.0\nargv: []\n", "it lacks version, family, tuner, shapes, shapes_sha256, inventory"),
+        ("run: [", "while parsing a flow node"),
+    ],
+)
+def test_a_damaged_run_yaml_is_named_with_the_way_out(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    done = run("status", tmp_path)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {tmp_path}/run.yaml is damaged ({why}")
+    assert done.err.endswith("); restore it from a copy, or tune again\n")
 
 
 def test_the_program_is_named_as_it_can_be_typed_from_here(tmp_path: Path) -> None:

@@ -406,6 +406,13 @@ def test_both_files_of_sglangs_experts_change_as_one_and_undo_gives_them_back(
     assert texts(root) == before
 
 
+def test_times_of_tritons_interpreter_are_refused(root: Path, tmp_path: Path) -> None:
+    run = ran(tmp_path / "run", document())
+    device = {"gfx": "cpu", "interpreter": "right answers only: its times are no GPU's"}
+    (run / "provenance.json").write_text(json.dumps({"devices": [{"node": "n1", "device": device}]}))
+    assert "n1 measured in Triton's interpreter (TRITON_INTERPRET=1), whose times are no GPU's" in refused(run, root)
+
+
 @pytest.mark.usefixtures("near")
 def test_a_folder_that_sglangs_look_up_cannot_read_is_not_made(tmp_path: Path) -> None:
     root = copy("sglang", tmp_path / "site-packages")
@@ -423,6 +430,7 @@ def test_a_whole_folder_of_configs_is_asked_with_the_engine_that_reads_it(tmp_pa
     assert {change.path.parent for change in done.changes} == {folder / "configs" / "triton_3_6_0"}
     assert done.lookups > 0
     assert len(undo_merge(folder)["removed"]) == 2
+    assert list(folder.rglob("*")) == [folder / "configs"], "nothing of ours stays, and the user's folder does"
 
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True)

@@ -281,6 +281,7 @@ def test_the_last_merge_is_taken_back_byte_by_byte(root: Path, tmp_path: Path) -
     assert text_of(root) == before
     with pytest.raises(InputError, match="nothing to undo"):
         undo_merge(root)
+    assert not list(root.rglob("*gemmfleet*")), "no journal and no lock file stays"
 
 
 def test_the_number_of_a_merge_says_which_of_two_journals_is_the_latest(root: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,13 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.controller import loop
 from orchestrator.controller.context import DriveSettings, RunContext
+from orchestrator.controller.drive import drive
 from orchestrator.controller.loop import Controller
 from orchestrator.controller.messages import FromStream, NodeTakenOver, NodeUp
+from orchestrator.controller.node_driver import NodeDriver
+from orchestrator.controller.node_stream import NodeStream
+from orchestrator.controller.prepare import prepare
+from orchestrator.controller.request import RunRequest
 from orchestrator.controller.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import NodeTroubled
@@ -26,8 +32,10 @@ from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, leave_request
 from orchestrator.policy import Policy, PolicySettings
+from orchestrator.transport.local import LocalTransport
 from orchestrator.view.header import RunHeader
 from orchestrator.view.live import LiveStatus
+from tests.kits.fleet import Bench
 from tests.kits.results import A8W8, DEVICE, ROW, BadNotes, shapes
 from worker.protocol import Spec, record
 
@@ -182,3 +190,39 @@ def test_a_controller_that_was_taken_over_writes_nothing_more(rig: LoopRig) -> N
     with pytest.raises(TakenOverError, match="this is epoch 1"):
         rig.loop.run()
     assert rig.ledger.meta("farewell") is None
+
+
+def drive_with(paths: RunPaths, lines: list[str]) -> str:
+    """Drive a run on this machine; `lines` gets what a person is shown."""
+    view: Any = SimpleNamespace(update=lambda status: None, note=lambda text, **_: lines.append(text))
+    return drive(paths, view, handle_signals=False)
+
+
+@pytest.mark.parametrize(
+    ("thread", "part", "method"),
+    [("read", NodeStream, "handle"), ("read", NodeDriver, "_prepare"), ("write", LocalTransport, "put")],
+)
+def test_a_bug_in_the_work_with_a_node_ends_the_node_and_the_run_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str, part: type, method: str
+) -> None:
+    bench, lines, as_it_is = Bench(tmp_path, slots=1), list[str](), getattr(part, method)
+    bench.shapes(groups=2)
+    request = RunRequest(bench.shapes_csv, bench.runs, bench.inventory, "a16w16", options={"seconds_per_shape": 0.1})
+    paths = prepare(request).create()
+
+    def fail(*args: Any) -> Any:
+        if threading.current_thread().name.startswith(thread):
+            raise KeyError("slot")
+        return as_it_is(*args)
+
+    try:
+        monkeypatch.setattr(part, method, fail)
+        with pytest.raises(NoUsableNodeError, match=r"bug in it.*traceback\.txt"):
+            drive_with(paths, lines)
+        monkeypatch.undo()
+        assert 'raise KeyError("slot")' in paths.traceback("here").read_text()
+        assert any("gemmfleet failed with KeyError: 'slot', which is a bug in it" in line for line in lines), lines
+        assert drive_with(paths, lines) == "finished"
+        bench.check_books(tuned=2)
+    finally:
+        bench.close()

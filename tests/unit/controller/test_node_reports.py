@@ -40,7 +40,10 @@ def rig() -> Rig:
 def reports_of(rig: Rig) -> NodeReports:
     driver = SimpleNamespace(slots=("0", "1"))
     registry: Any = SimpleNamespace(
-        drivers={"a": driver}, has=lambda node: node == "a", record_up=lambda node, session: None
+        drivers={"a": driver},
+        has=lambda node: node == "a",
+        has_failed=lambda node: False,
+        record_up=lambda node, session: None,
     )
     context: Any = SimpleNamespace(policy=rig.policy, epoch=2, timeouts=Timeouts())
     none: Any = None

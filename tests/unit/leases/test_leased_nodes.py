@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -20,11 +21,11 @@ from orchestrator.leases import holder, leased_nodes, poller
 from orchestrator.leases.lease import EndCause, Lease
 from orchestrator.leases.lease_lifecycle import LeasePhase, LeaseTurn, Pool, ReadyNode
 from orchestrator.leases.leased_nodes import IDLE_S, MAX_FAILURES, LeasedNodes
-from orchestrator.leases.pool_size import LEASE_WORK_S, leases_wanted
+from orchestrator.leases.pool_size import LEASE_WORK_S, PoolSizes, leases_wanted
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 from tests.unit.leases.standin import Scheduler
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 WORK = ev.WorkAdded("k", ((1,),), ((10.0,),))
 
@@ -166,6 +167,52 @@ def test_the_way_into_a_lease_that_ended_while_its_machine_was_checked_is_closed
     assert not nodes.names()
 
 
+def test_the_lease_of_a_node_that_a_bug_of_ours_ended_is_given_back_and_no_other_is_requested(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = start(most=2)
+    node = nodes.node()
+    shut_down: Any = SimpleNamespace(is_done=lambda: True, close=lambda: None)
+    monkeypatch.setattr(nodes.registry, "begin_shutdown", lambda name: shut_down)
+    monkeypatch.setattr(leased_nodes, "UNREAD_S", 0.0)
+    nodes.registry.record_failed(node, "gemmfleet failed with KeyError")
+    nodes.until(ev.LeaseEnded(node, "released", "given back"))
+    wait_until(lambda: nodes.turn() and nodes.scheduler.held() == [], "it is given back")
+    assert len(nodes.scheduler.requests) == 1
+    assert nodes.leased.details() == [f"  pool: no more leases are requested: {node}: gemmfleet failed with KeyError"]
+
+
+class HangingDriver:
+    """A driver (controller/node_driver.py) whose shutdown hangs until it is cut off."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.workers = SimpleNamespace(start_no_more=lambda: True)
+        self.thread: threading.Thread | None = None
+        """The thread of the shutdown."""
+        self._is_cut_off = threading.Event()
+        self.hang_up = self._is_cut_off.set
+
+    def start(self) -> None: ...
+
+    def connect_to_stop(self, seconds: float) -> None:
+        self.thread = threading.current_thread()
+        assert self._is_cut_off.wait(PATIENCE_S)
+        raise UnreachableError(self.node, "closed")
+
+
+def test_a_shutdown_is_cut_off_if_the_scheduler_ends_its_lease_meanwhile(start: Callable[..., Nodes]) -> None:
+    nodes = start()
+    driver: Any = HangingDriver(nodes.node())
+    nodes.registry.start(driver)
+    nodes.registry.record_failed(driver.node, "a bug")
+    wait_until(lambda: nodes.turn() and driver.thread, "its shutdown has begun")
+    nodes.scheduler.end("1", EndCause.TIME_LIMIT)
+    nodes.until(ev.LeaseEnded(driver.node, "time_limit", "time_limit"))
+    driver.thread.join(PATIENCE_S)
+    assert not driver.thread.is_alive(), "it ends with the lease, not with the run"
+
+
 def left_by(node: str) -> bytes:
     """The tar of a lease that left some rows."""
     files = io.BytesIO()
@@ -267,3 +314,20 @@ def test_a_lease_for_every_ten_minutes_of_work_on_its_slots() -> None:
     assert leases_wanted([POOL], hour, other_slots=16) == {"mi355": 4}
     more = Pool("spare", 1, 4, 2, Scheduler())
     assert leases_wanted([POOL, more], 8 * hour / 6 + 2 * LEASE_WORK_S) == {"mi355": 8, "spare": 1}
+
+
+def test_machines_that_join_take_work_from_the_leases_until_they_are_lost() -> None:
+    pool = Pool("pool", 0, 8, 1, Scheduler())
+    pool.floor = 0
+    policy, sizes = Policy(), PoolSizes([pool])
+
+    def wanted_after(event: ev.Event) -> int:
+        policy.handle(event, 1000.0)
+        sizes.set_wanted(policy, [])
+        return pool.want
+
+    groups = tuple((i,) for i in range(6))
+    assert wanted_after(ev.WorkAdded("k", groups, ((LEASE_WORK_S,),) * 6)) == 6
+    assert wanted_after(ev.NodeExpected("joined", ("0", "1"))) == 4
+    assert wanted_after(ev.NodeExpected("pool-1", ("0",), "g1", ("0",), "1", "pool")) == 4, "a lease is no such machine"
+    assert wanted_after(ev.NodeLost("joined", "the host is off")) == 6

@@ -153,10 +153,12 @@ def answer(changes: dict[str, str | None]) -> Completed:
 
 
 def test_a_good_node() -> None:
-    report = check_node(in_docker(), answer({}), NOW + 1)
-    assert (report.state, report.problems(), report.skew_s) == ("ok", [], -1.0)
+    report = check_node(in_docker(), answer({}), NOW + 2)
+    assert (report.state, report.problems(), report.skew_s) == ("ok", [], -2.0)
+    for late_s in (0.9, -0.6):  # of the second that `date` prints, and until it runs
+        assert check_node(in_docker(), answer({}), NOW + late_s).skew_s == 0.0
     assert "the render node of its slot's GPU (0: renderD128), and their groups" in report.devices()
-    assert report.row() == ("n", "ok", "1 x gfx950", "28.0", "abc", "100 GiB", "-1 s", "")
+    assert report.row() == ("n", "ok", "1 x gfx950", "28.0", "abc", "100 GiB", "-2 s", "")
     assert len(report.row()) == len(COLUMNS)
     assert json.loads(json.dumps(report.to_json()))["gpus"][0]["gfx"] == "gfx950"
 
@@ -235,7 +237,8 @@ def test_a_suggested_command_names_its_run_and_its_owner(
         ("warning", DOCKER, {"gpu.0.gpu_busy_percent": "95"}, "GPU 0 is in use (busy 95 %, memory 0 %)"),
         ("warning", DOCKER, {"lock.closed": "gpu-0 /l/gpu-0 of ann"}, "the lock /l/gpu-0 of ann cannot be opened"),
         ("warning", DOCKER, {"lock.stale": "old-run/n/claimed/0/lock"}, "run old-run left claimed work behind"),
-        ("warning", DOCKER, {"lock.held": "other/n/gpu-0"}, "run other has workers that live"),
+        ("warning", DOCKER, {"lock.held": "other/n/gpu-0"}, "run other has workers that live: end it first"),
+        ("warning", DOCKER, {"lock.held": "other/n/gpu-1"}, "other has workers that live: not on its GPUs, but"),
         ("ok", DOCKER, {**NVIDIA, "docker.gpus": "yes"}, ""),
         ("unusable", DOCKER, {**NVIDIA, "docker.gpus": "no"}, "install the NVIDIA Container Toolkit"),
     ],

@@ -238,6 +238,18 @@ def test_refresh_makes_the_branch_again_on_a_newer_main(tmp_path: Path, aiter: P
     assert git(aiter, "rev-parse", BRANCH).strip() == tip
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_branch_that_publish_did_not_make_is_not_made_again(tmp_path: Path, aiter: Path, is_behind: bool) -> None:
+    """Of main nothing would be lost if the base has all of it, and yet main is no branch of a pull request."""
+    git(aiter, "switch", "-q", "-c", "feature")
+    if is_behind:
+        commit(aiter, "by hand", {"notes.txt": "x"})
+    before = git(aiter, "rev-parse", "main")
+    with pytest.raises(InputError, match=r"main is not a branch that publish made \(its last commit: \w+ base\)"):
+        publish(table(tmp_path, *ROWS), "--onto", aiter, "--branch", "main", "--refresh")
+    assert git(aiter, "rev-parse", "main") == before
+
+
 def test_a_failure_that_the_base_has_is_told_from_a_new_one(tmp_path: Path, aiter: Path) -> None:
     commit(aiter, "broken", {MAIN: text(A4W4, line(A4W4, M=1, us=0, kernelName=CK))})
     found = published(table(tmp_path, *ROWS[:2]), "--onto", aiter)

@@ -36,6 +36,9 @@ def test_a_step_wins_at_most_what_the_calls_of_its_m_win(tmp_path: Path) -> None
     text = gain(run, "--seconds", "0.0123")
     assert "2.48%" in text  # 61 times 5 us of 12.3 ms
     assert "add up to that of a step within 3 %" in text
+    text = gain(run, "--seconds", "0.0013")
+    assert "23.46%" in text
+    assert "no share for M 512: the GEMMs of such a step take longer than 0.0013 s" in text
     step = tmp_path / "step.csv"
     step.write_text("M,N,K,count\n64,2112,7168,61\n65,2112,7168,1\n")
     text = gain(run, "--workload", step, "--seconds", "0.0123")
@@ -45,6 +48,8 @@ def test_a_step_wins_at_most_what_the_calls_of_its_m_win(tmp_path: Path) -> None
     other.write_text("M,N,K,count\n64,512,7168,61\n")
     for words, fault in (
         (("--before", "typo.csv"), "--before: leave it out, because the tuner vllm measured the times before"),
+        (("--seconds", "0.001"), "--seconds 0.001: a step cannot take less time than its GEMMs, and these calls alone"),
+        (("--workload", step, "--seconds", "0.001"), "took 0.00122 s; give the seconds in which all of them ran"),
         (("--workload", other), "has a time before the run; give a list of layers and M that it measured"),
     ):
         done = CliRunner().invoke(app, ["gain", *map(str, (run, *words))])

@@ -188,6 +188,13 @@ def test_the_command(tmp_path: Path) -> None:
     assert one.out == from_log("-", stdin=LINES[8][0] + "\n").out == "B,M,N,K,count\n16,4,5,6,1\n"
     assert "left out, of other families" in one.err
     from_log(log, "--family", "a8w8", "-o", tmp_path).failed_with(2)
+    rarely, often = LINES[5][0], LINES[8][0]
+    done = from_log("-", "--min-count", 2, "-o", tmp_path / "often.csv", stdin="\n".join([rarely, often, often])).ok()
+    assert "left out a8w8: its most frequent shape has 1 line (--min-count)" in done.out
+    assert [path.name for path in tmp_path.glob("often*")] == ["often.csv"]
+    none = from_log(log, "--min-count", 50, "-o", tmp_path / "none.csv")
+    none.failed_with(2, "no shape without a tuned row or config file with at least 50 lines in")
+    assert not list(tmp_path.glob("none*"))
     from_log("-", stdin="nothing\n").failed_with(2, "no shape without a tuned row or config file in 1 line")
 
 

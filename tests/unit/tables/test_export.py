@@ -64,6 +64,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     a, same = table(tmp_path / "a.csv", {"M": 1}), table(tmp_path / "x" / "a.csv", {"M": 5})
     mixed = table(tmp_path / "m.csv", {"M": 1}, {"M": 2, "kernelName": "torch_lut256_t2"})
     ours = table(tmp_path / "b.csv", {"kernelName": "triton_64x64x64_g8_k1_w4_s3"}, of=get_family("a16w16"))
+    of_engine = table(tmp_path / "r1" / "tuned.csv", {"kernelName": "vllm_x"}, of=get_family("a8w8_blockscale"))
+    (tmp_path / "r1" / "provenance.json").write_text('{"tuner": "vllm"}')
     (inventory := tmp_path / "inv.yaml").write_text("nodes:\n  a: {transport: ssh, host: 127.0.0.1, port: 1}\n")
     for words, says in (
         ((table(tmp_path / "a:b.csv", {"M": 1}),), "splits the variable"),
@@ -78,6 +80,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         ((a, "-i", inventory), "give gfx and cu_num"),
         ((mixed,), r"m\.csv:3: torch_lut256_t2 is a kernel of gemmfleet's tuner torch"),
         ((ours,), "a table of gemmfleet's own kernels"),
+        ((of_engine,), r"r1: its winners are config files, which no table names; merge them so: .*configs merge"),
         ((a, "--build", tmp_path / "x"), "no AITER tree"),
         ((a, "--build", tmp_path / "nothing"), "is neither a folder with an AITER"),
         ((tmp_path / "no.csv", tmp_path / "neither.csv", "--family", "a8w8"), r"(?s)no\.csv.*neither\.csv"),

@@ -8,6 +8,8 @@ import os
 import random
 import re
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -20,12 +22,14 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
+from orchestrator.files.lock import locked
 from orchestrator.planning.skipped_shapes import drop_tuned
 from orchestrator.shapes.model import Shape
 from orchestrator.tables import merge as merge_module
 from orchestrator.tables.merge import merge
 from orchestrator.tables.table import read_table
 from tests.kits.results import A8W8
+from tests.paths import ROOT
 from tests.support.marks import drawn
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -198,6 +202,25 @@ def test_two_merges_at_once_take_turns_and_one_that_waits_too_long_says_so(tmp_p
             merge([new(1, 5.0)], path, A8W8, lock_wait_s=0.05)
 
 
+def test_processes_that_remove_the_lock_file_never_hold_it_at_once(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    code = """
+import sys
+from pathlib import Path
+from orchestrator.files.lock import locked
+counter = Path(sys.argv[1])
+for _ in range(200):
+    with locked(counter):
+        number = int(counter.read_text())
+        counter.write_text(str(number + 1))
+"""
+    children = [subprocess.Popen([sys.executable, "-c", code, counter], cwd=ROOT) for _ in range(4)]
+    assert [child.wait() for child in children] == [0] * 4
+    assert counter.read_text() == "800"
+    assert list(tmp_path.iterdir()) == [counter]
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 @pytest.mark.parametrize(
     ("mode", "fault"), [(None, ""), (0o666, ""), (0o644, ""), (0o600, "its owner (uid 0) can run: chmod 666 ")]
@@ -213,7 +236,8 @@ def test_two_users_take_turns_in_a_shared_folder(mode: int | None, fault: str) -
             path.chmod(0o644)
             folder.chmod(0o777)
             lock = folder / ".db.csv.lock"
-            if mode is not None:
+            if mode is not None:  # of a merge that was killed
+                lock.touch()
                 lock.chmod(mode)
             os.seteuid(65534)
             if fault:
@@ -227,21 +251,22 @@ def test_two_users_take_turns_in_a_shared_folder(mode: int | None, fault: str) -
             os.umask(was)
 
 
-def test_a_lock_file_of_0_3_is_opened_for_all_and_what_is_none_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_lock_file_that_was_left_is_opened_for_all_and_what_is_none_is_refused_by_name(tmp_path: Path) -> None:
     path, lock = table(tmp_path, line(1, "100.0")), tmp_path / ".db.csv.lock"
     lock.touch(0o644)
-    merge([new(1, 50.0)], path, A8W8)
-    assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+    with locked(path):
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+    assert not lock.exists()
     makers: dict[str, Callable[[], None]] = {
         "symbolic link": lambda: lock.symlink_to(tmp_path / "elsewhere"),
         "not a regular file": lambda: os.mkfifo(lock),
         "Is a directory": lock.mkdir,
     }
     for fault, make in makers.items():
-        (lock.rmdir if lock.is_dir() else lock.unlink)()
         make()
         with pytest.raises(TunedDBError, match=f"{re.escape(str(lock))}: .*{fault}"):
             merge([new(1, 5.0)], path, A8W8)
+        (lock.rmdir if lock.is_dir() else lock.unlink)()
     assert not (tmp_path / "elsewhere").exists()
 
 

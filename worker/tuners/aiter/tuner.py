@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker.families import FAMILIES, Family, legal_cells
+from worker.families import FAMILIES, TINY_SIZES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.blocked import BlockedEntry
@@ -43,27 +43,15 @@ itself after each."""
 MAX_TINY_FAULTS = 5
 """If this many candidates of a tiny shape end their process and none is measured, the candidates are not the cause."""
 ON_TINY_SHAPE = "before the first shape, on a tiny one"
-TINY = {
-    "B": 2,
-    "M": 64,
-    "N": 512,
-    "K": 512,
-    "token": 16,
-    "model_dim": 1024,
-    "inter_dim": 512,
-    "expert": 8,
-    "topk": 2,
-}
-"""Sizes of the tiny shape."""
 
 Canary = tuple[bool, float, str]
 
 
 def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
-    """Key of a shape that the kernels of every date take: TINY, and the defaults of the other columns."""
+    """Key of a shape that the kernels of every date take: TINY_SIZES, and the defaults of the other columns."""
     key: dict[str, int | str] = {}
     for column in family.columns:
-        cell = TINY.get(column.name, column.default or "")
+        cell = TINY_SIZES.get(column.name, column.default or "")
         if "float8" in str(cell):
             cell = f"torch.{fp8_of(gfx)}"
         key[column.name] = int(cell) if column.kind == "int" else cell
