@@ -8,7 +8,7 @@ operands; `sglang_moe.py` is the source of SGLang, whose space and model are the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -69,9 +69,6 @@ class MoeSource(EngineSource):
         layer = Layer.from_key(key)
         gated = flag_of(key, "use_g1u1")
         return MoeProblem(family, 1, m, n, k, dtype, scale=scale, layer=layer, gated=gated, stored=experts)
-
-    def with_sizes(self, layer: Layer, sizes: Sequence[int]) -> Layer:
-        return replace(layer, e=sizes[0], n=sizes[1])
 
     def space(self, problem: MoeProblem, target: Target) -> Space:
         return Space(
