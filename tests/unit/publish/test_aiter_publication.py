@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import aiter_tree as merging
-from orchestrator.configs.aiter_trial import LoaderArguments
-from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.aiter_trial import LoaderArguments, LookupTrial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.publish.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check, run_verify
