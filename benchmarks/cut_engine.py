@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, EngineDevice, Layer, locate_engine, unpack_wheel
+from worker.triton_configs.engine_package import PROJECTS, EngineDevice, Layer, locate_engine, unpack_wheel
 from worker.triton_configs.serving_engine import load_engine
 
 DEVICES = (EngineDevice("NVIDIA H200", 90), EngineDevice("AMD Instinct MI300X", "gfx942"))
@@ -29,7 +29,7 @@ def cut(root: Path, folder: Path) -> list[Path]:
     """Write the files of the engine at `root` that are needed below `folder`; returns them, below its package."""
     _, package, _ = locate_engine(root)
     needed = {file for file in opened_by_loading(package) if file.is_relative_to(package)}
-    for at in CONFIG_FOLDERS[package.name]:
+    for at in PROJECTS[package.name].config_folders:
         needed |= set((package / at / "configs").rglob("*.json"))
     for file in needed:
         to = folder / file.relative_to(package.parent)

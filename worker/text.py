@@ -38,6 +38,11 @@ class Finding:
     bucket: str = ""
     """The bucket of M of a config file; "" for a table, or if the finding is about none in particular."""
 
+    @property
+    def order(self) -> tuple[int, str, str, int]:
+        """Its place among findings on config files: errors first, then by rule, file and line."""
+        return LEVELS.index(self.level), self.rule, self.path, self.line
+
 
 def plural(n: int, one: str, many: str = "") -> str:
     """`1 shape`, `5,000 shapes`; with `many` where an s is not enough: `1 entry`, `2 rows are`."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -17,6 +16,7 @@ from orchestrator.cli.options import BuildNodesOpt, RunsOpt
 from orchestrator.command_hints import command
 from orchestrator.configs import check, merge
 from orchestrator.configs.config_tree import FileChange
+from orchestrator.configs.coverage import cover, read_layers
 from orchestrator.configs.journal import undo_merge
 from orchestrator.errors import InputError
 from orchestrator.pages import Page
@@ -65,8 +65,8 @@ def merge_configs(
     for change in merged.changes:
         file = merge.path_below(change.path, merged.tree)
         page.line(f"{file}: {', '.join(change.winner_file.winners)} ({_origin_of(change)})")
-        if change.callers:
-            page.line(f"  read by {', '.join(change.callers)} as well")
+        if change.readers:
+            page.line(f"  read by {', '.join(change.readers)} as well")
     if merged.proof:
         page.line(f"proven by {merged.proof}: {plural(merged.lookups, 'lookup')} as planned, neighbours as before")
     if merged.changes:
@@ -195,11 +195,11 @@ def _show_coverage(root: Path, project: str, source: Path, device: str | None) -
     """Show which devices have a config file of vLLM or SGLang for the layers of a list or log."""
     if project == "aiter":
         raise InputError("--coverage is for the configs of vLLM and SGLang: name a folder with one of them by --build")
-    with _engine_errors(f"the files of {project} are read"):
-        from orchestrator.configs import coverage  # imports triton
-
+    try:
         package = locate_engine(root, project)
-    layers = coverage.cover(package, coverage.read_layers(source), device)
+    except ServingEngineError as e:
+        raise InputError(str(e)) from e
+    layers = cover(package, read_layers(source), device)
     page = Page({"project": package.project, "version": package.version, "layers": layers})
     page.line(f"{package.project} {package.version}: {plural(len(layers), 'layer')}")
     rows: list[tuple[str, str, str, str]] = []
@@ -214,14 +214,17 @@ def _check_engine(
     root: Path, project: str, override: Path | None, device: str | None, sizes: dict[str, int], compiling: bool
 ) -> Page:
     """Check the config files of vLLM or SGLang: its own, or those of an override folder."""
-    with _engine_errors(f"the configs of {project} are checked"):
+    try:
         from orchestrator.configs import engine_check  # imports triton
-
+    except ImportError as e:
+        raise InputError(f"the configs of {project} are checked with torch and triton ({e}): {INSTALL}") from e
+    try:
         package = locate_engine(root, project)
-        try:
-            document = engine_check.check(package, device, sizes, override=override, compiling=compiling, say=_say)
-        except ForeignCodeError as e:
-            raise InputError(f"the code of {root} {e}") from e
+        document = engine_check.check(package, device, sizes, override=override, compiling=compiling, say=_say)
+    except ServingEngineError as e:
+        raise InputError(str(e)) from e
+    except ForeignCodeError as e:
+        raise InputError(f"the code of {root} {e}") from e
     findings = document["findings"]
     page = Page({**document, "findings": [asdict(f) for f in findings]}, int(document["errors"] > 0))
     software = f"{document['project']} {document['version']}, Triton {document['triton']}"
@@ -230,18 +233,6 @@ def _check_engine(
     page.table(("level", "rule", "file:line", "finding"), rows, "finding", most=MOST_FINDINGS)
     page.line(", ".join(plural(document[f"{level}s"], level) for level in LEVELS))
     return page
-
-
-@contextmanager
-def _engine_errors(task: str) -> Iterator[None]:
-    """Turn what is wrong with an engine's folder, or missing on this machine, into a user's error. `task`: what needs
-    torch and triton, such as "the configs of vllm are checked"."""
-    try:
-        yield
-    except ImportError as e:
-        raise InputError(f"{task} with torch and triton ({e}): {INSTALL}") from e
-    except ServingEngineError as e:
-        raise InputError(str(e)) from e
 
 
 def _progress(text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.configs.aiter_trial import run_trial
-from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, compare_answers
+from orchestrator.configs.config_tree import FileChange, LookupProof, PlannedLookup, compare_answers
 from orchestrator.configs.default_readers import missing_measurements, other_operators
 from orchestrator.configs.journal import MergeJournal
 from orchestrator.configs.lint import lint_content
@@ -75,15 +75,15 @@ class AiterTree:
         for name, winner in winner_file.winners.items():
             side, bound = bound_of(name)
             if side != "any" and bound not in {row.m for row in winner.measured}:
-                yield f"{plan.target.name}: {name}: was not measured at M={bound}, its bound"
+                yield f"{plan.file.target.name}: {name}: was not measured at M={bound}, its bound"
         kind = winner_file.place.kind
-        file = parse_config_file(plan.text, plan.target)
+        file = parse_config_file(plan.file.text, plan.file.target)
         for finding in lint_content(file, kind, self.resolver.bounds(kind), winner_file.place.device.name):
             forbids = finding.level == "error" or finding.rule == "required"
             if forbids and not finding.bucket:
-                yield f"{plan.target.name}: {finding.text}"
+                yield f"{plan.file.target.name}: {finding.text}"
             elif forbids and finding.bucket in winner_file.winners:
-                yield f"{plan.target.name}: {finding.bucket}: {finding.text}"
+                yield f"{plan.file.target.name}: {finding.bucket}: {finding.text}"
         if winner_file.place.is_default:
             _, lists, checked = self.default_files
             yield from missing_measurements(self.resolver, winner_file, lists, winner_file.path.parent, checked)
@@ -121,8 +121,8 @@ class AiterTree:
         b, n, k = shape
         if not (kind.batch_in_name and resolver.loader.knows_batch):
             b = None
-        path, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
-        own_path = resolver.own_file(kind.config, n, k, b, kind.backend)
+        path, _ = resolver.file_for(kind, n, k, b)
+        own_path = resolver.own_file(kind, n, k, b)
         before = resolver.read(path).buckets
         after = new_buckets.get(own_path) or new_buckets.get(path) or before
         arguments = {"config_name": kind.config, "N": n, "K": k, "bounds": bounds, "B": b, "backend": None}
@@ -137,14 +137,17 @@ class AiterTree:
             values_after = after[bucket_for(after, m, bounds)]
             yield PlannedLookup(name, {**arguments, "M": m}, values_before, values_after)
 
-    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
+    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupProof:
         """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""
         trial = run_trial(self.root, self.gfx, [lookup.call for lookup in lookups], alone=not after)
         answers: Iterable[Bucket | None] = trial.answers
         if trial.why_not:
             answers = self._resolve_anew(lookups)
         compare_answers(self.root, "AITER's get_gemm_config", lookups, answers, after=after)
-        return trial
+        notes: list[str] = []
+        if trial.why_not:
+            notes.append(f"proven by gemmfleet's own reading only: {trial.why_not}")
+        return LookupProof(trial.how, notes)
 
     def _resolve_anew(self, lookups: Sequence[PlannedLookup]) -> Iterator[Bucket]:
         """The answers by our own reading of the files as they are now."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from orchestrator.configs.config_tree import LookupTrial
 from worker.foreign.runner import ForeignCodeError, Limits, call
 from worker.triton_configs.config_file import Bucket
 
@@ -38,6 +37,17 @@ class LoaderAnswers(NamedTuple):
     """Triton's version."""
 
 
+class LookupTrial(NamedTuple):
+    """The answers of AITER's function, or why it could not be asked."""
+
+    answers: Sequence[Bucket | None] = ()
+    """The config for each call, None if the call failed."""
+    how: str = ""
+    """The function that answered, for the user: `get_gemm_config with Triton 3.4.0, imported as it is`."""
+    why_not: str = ""
+    """The reason why it could not be asked, "" if it was."""
+
+
 def run_trial(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: bool = False) -> LookupTrial:
     """Ask the real function; `alone` its three files without the rest of `aiter`, which takes seconds to import.
 
@@ -54,7 +64,7 @@ def run_trial(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone:
         return LookupTrial(why_not=why_not)
     if len(answers.values) != len(calls):
         return LookupTrial(why_not=f"AITER's function gave {len(answers.values)} answers to {len(calls)} calls")
-    return LookupTrial(tuple(answers.values), f"get_gemm_config with Triton {answers.triton}, {answers.how}")
+    return LookupTrial(answers.values, f"get_gemm_config with Triton {answers.triton}, {answers.how}")
 
 
 def call_loader(root: Path, arch: str, alone: bool, calls: list[LoaderArguments]) -> LoaderAnswers:

@@ -29,17 +29,13 @@ class PlannedLookup(NamedTuple):
     after: Bucket
 
 
-@dataclass(frozen=True, slots=True)
-class LookupTrial:
-    """The answers of a project's own function to all lookups of a merge."""
+class LookupProof(NamedTuple):
+    """All lookups of a merge were answered as they must."""
 
-    answers: tuple[Bucket | None, ...] = ()
-    """The config for each call, None if the call failed."""
-    how: str = ""
-    """The function that answered, for the user: `get_gemm_config with Triton 3.4.0, imported as it is`."""
-    why_not: str = ""
-    """The reason why it could not be asked, "" if it was."""
-    notes: tuple[str, ...] = ()
+    how: str
+    """The function that answered, for the user: `get_gemm_config with Triton 3.4.0, imported as it is`. "" if the
+    project's own could not be asked."""
+    notes: Sequence[str] = ()
     """Sentences for the user."""
 
 
@@ -56,7 +52,7 @@ class FileChange:
     """Its text before, None for a new file."""
     after: str
     """Its text after."""
-    callers: tuple[str, ...]
+    readers: tuple[str, ...]
     """Other readers of it on this chip."""
 
 
@@ -81,7 +77,7 @@ class ConfigTree(Protocol):
     def planned_lookups(self, changes: Sequence[FileChange]) -> list[PlannedLookup]:
         """Answers that the project must give, proven to be given as they are now. Raises InputError."""
 
-    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
+    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupProof:
         """The project gives what it must. Raises InputError where it does not."""
 
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.engine_check import config_files
 from orchestrator.errors import InputError
 from orchestrator.shapes.aiter_log import count_misses
 from orchestrator.shapes.reader import family_of_list, read_shapes
 from worker.families import FAMILIES
+from worker.triton_configs.engine_config_file import config_files
 from worker.triton_configs.engine_package import EnginePackage, Layer
 
 FAMILIES_WITH_FILES = ("a8w8_blockscale", "fmoe")
@@ -70,4 +70,4 @@ def cover(package: EnginePackage, layers: Sequence[Layer], device: str | None) -
 
 def _named_sizes(layer: Layer) -> tuple[Any, ...]:
     """The parts of a layer that are in its file's name."""
-    return layer.op, layer.n, layer.e or layer.k, layer.dtype, layer.block
+    return layer.op, layer.sizes_in_name, layer.dtype, layer.block

@@ -41,14 +41,14 @@ def _documents_of_file(records: Sequence[PointRecord]) -> Iterator[str]:
             "values": values[m_range.config],
         }
         for point in points:
-            if m_range.first <= point.m <= m_range.last:
+            if m_range.holds(point.m):
                 measured = _document_point(point, m_range.config, records)
                 yield json.dumps({**facts, "old": [values[point.today]], "points": [measured]})
 
 
 def _key_within(m_range: CutRange) -> int:
     """The key of a range: a usual one, if it has one."""
-    return next((key for key in USUAL_KEYS if m_range.first <= key <= m_range.last), m_range.first)
+    return next(filter(m_range.holds, USUAL_KEYS), m_range.first)
 
 
 def _document_point(point: MeasuredPoint, config: str, records: Sequence[PointRecord]) -> list[Any]:

@@ -145,14 +145,13 @@ def decide_winners(
     Rows without a bucket's document are left out. Ranges of a file that overlap stay as they are, and so do all of a
     file that two devices or engines measured.
     """
-    decisions: dict[str, BucketDecision | None] = {}  # by document: rows of one bucket may have the same
+    documents: list[str] = []
     for key, fields in rows:
-        text = _document_with_shape(dict(zip(family.key_names, key, strict=True)), fields.get(DOCUMENT_FIELD))
-        if text not in decisions:
-            decisions[text] = parse_decision(text)
-    for text in documents_of_points(points):
-        decisions[text] = parse_decision(text)
-    return join_decisions([decision for decision in decisions.values() if decision is not None])
+        columns = dict(zip(family.key_names, key, strict=True))
+        documents.append(_document_with_shape(columns, fields.get(DOCUMENT_FIELD)))
+    documents += documents_of_points(points)
+    decisions = map(parse_decision, dict.fromkeys(documents))  # rows of one bucket may have the same document
+    return join_decisions([decision for decision in decisions if decision is not None])
 
 
 def join_decisions(decisions: Sequence[BucketDecision]) -> tuple[dict[BucketPlace, BucketDecision], list[str]]:

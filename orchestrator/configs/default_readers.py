@@ -80,8 +80,7 @@ def shapes_reading_default(
         shapes |= set(_shapes_in(path, kind))
     reading: list[ShapeSizes] = []
     for shape in shapes:
-        b = shape.b if kind.batch_in_name else None
-        _, has_own_file = resolver.file_for(kind.config, shape.n, shape.k, b, kind.backend)
+        _, has_own_file = resolver.file_for(kind, shape.n, shape.k, shape.b)
         if not has_own_file and bucket_for(buckets_after, shape.m, bounds) in buckets:
             reading.append(shape)
     return sorted(reading)

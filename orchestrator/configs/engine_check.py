@@ -1,7 +1,7 @@
 """Config files of vLLM and SGLang checked without a GPU, by the look-ups, launchers and kernels of the engine itself.
 
 `check` gives the files in parts to `check_files`, each in a process of its own, because that runs code of the engine;
-`check_file` checks one. A rule for the entries of a file is one more `yield` in `_entry_faults`.
+`check_file` checks one. A rule for the entries of a file is one more `yield` in `FileCheck._entry_faults`.
 An error: the engine never reads the file, fails on it, or computes wrong results with it. A warning: it is read rarely,
 spills, or serves M that are far from its keys. A note: worth a look. There is one finding a file and rule.
 `engine_tree.py` merges winners into such files. Imports triton, and torch in those processes only.
@@ -23,15 +23,12 @@ from orchestrator.configs.lint import outliers
 from worker.foreign.runner import Limits, call_each
 from worker.text import LEVELS, Finding, and_more
 from worker.triton_configs.config_file import ConfigFileError, read_config_file
-from worker.triton_configs.engine_package import (
-    CONFIG_FOLDERS,
-    OVERRIDE,
-    EnginePackage,
-    ServingEngineError,
-)
+from worker.triton_configs.engine_config_file import EngineConfigFile, config_files
+from worker.triton_configs.engine_package import OVERRIDE, EnginePackage, ServingEngineError
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
-from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, Values
-from worker.tuners.engines.lookups import EngineConfigFile, EngineLookups, FileFault, Table, lookups_of
+from worker.triton_configs.pair import Values
+from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP
+from worker.tuners.engines.lookups import EngineLookups, FileFault, Table, lookups_of
 
 FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""
@@ -78,7 +75,7 @@ def check(
         compiled |= entries
     if device is None and not sizes and override is None:
         findings += _unread_folders(package.folder, files, findings)
-    findings.sort(key=lambda finding: (LEVELS.index(finding.level), finding.rule, finding.path, finding.line))
+    findings.sort(key=lambda finding: finding.order)
     document = {
         "project": package.project,
         "version": package.version,
@@ -130,16 +127,6 @@ def check_files(package: Path, top: Path, compiling: bool, files: list[EngineCon
     return [check_file(package, top, compiling, file) for file in files]
 
 
-def config_files(package: EnginePackage, override: Path | None = None) -> list[EngineConfigFile]:
-    """The config files of the override folder, or else of the package; those of one device in a row."""
-    folders = [package.folder / folder / "configs" for folder in CONFIG_FOLDERS[package.project]]
-    if override is not None:
-        folders = [override]
-    paths = chain.from_iterable(folder.rglob("*.json") for folder in folders)
-    files = [file for file in map(EngineConfigFile.from_path, paths) if file]
-    return sorted(files, key=lambda file: (file.device, file.path))
-
-
 def _is_asked_for(file: EngineConfigFile, device: str | None, sizes: Mapping[str, int]) -> bool:
     """True for a file of the device (None: any) and of the sizes."""
     has_sizes = all(getattr(file.layer, name.lower()) == size for name, size in sizes.items())
@@ -153,38 +140,70 @@ def check_file(package: Path, top: Path, compiling: bool, file: EngineConfigFile
         content = read_config_file(file.path)
     except (ConfigFileError, OSError) as e:
         return [Finding("error", "unreadable", shown_path, 0, str(e))], {}
-    lookups = lookups_of(package, file.device)
-    compiled: dict[str, Values] = {}
+    file_check = FileCheck(lookups_of(package, file.device), file, compiling=compiling)
     findings: list[Finding] = []
-    for fault, ms in _faults_by_keys(lookups, file, compiled, compiling).items():
+    for fault, ms in file_check.faults().items():
         names = [str(m) for m in ms]
         text = f"M = {and_more(names, MOST_KEYS)}: {fault.text}" if names else fault.text
         line = content.line_of(names[0]) if names else 0
         findings.append(Finding(fault.level, fault.rule, shown_path, line, text))
-    return findings, compiled
+    return findings, file_check.entries
 
 
-def _faults_by_keys(
-    lookups: EngineLookups, file: EngineConfigFile, compiled: dict[str, Values], compiling: bool
-) -> dict[FileFault, list[int]]:
-    """Faults of a file, each with the keys that have it; no keys if the whole file has it. Distinct
-    entries are added to `compiled`."""
-    answer = lookups.find_lookup(file)
-    table = answer.table
-    faults: dict[FileFault, list[int]] = {}
-    for fault in (answer.fault, _lacking_keys(table)):
-        if fault:
-            faults[fault] = []
-    can_launch = answer.lookup in (LINEAR_LOOKUP, MOE_LOOKUP) and file.layer.dtype != WITHOUT_LAUNCHER
-    if lookups.target and can_launch:
-        for m, values in table.items():
-            for fault in _entry_faults(lookups, file, m, values, compiled, compiling):
-                faults.setdefault(fault, []).append(m)
-    odd = list(outliers({str(m): values for m, values in table.items() if values}))
-    if odd:
-        _, text = odd[0]
-        faults[FileFault("note", "outlier", text)] = [int(m) for m, _ in odd]
-    return faults
+class FileCheck:
+    """The faults of one file, and its distinct entries."""
+
+    def __init__(self, lookups: EngineLookups, file: EngineConfigFile, *, compiling: bool) -> None:
+        self.lookups = lookups
+        self.file = file
+        self.compiling = compiling
+        self.entries: dict[str, Values] = {}
+        """See `CheckedFile`; since `faults`."""
+
+    def faults(self) -> dict[FileFault, list[int]]:
+        """Each fault with the keys that have it; no keys if the whole file has it."""
+        answer = self.lookups.find_lookup(self.file)
+        table = answer.table
+        faults: dict[FileFault, list[int]] = {}
+        for fault in (answer.fault, _lacking_keys(table)):
+            if fault:
+                faults[fault] = []
+        can_launch = answer.lookup in (LINEAR_LOOKUP, MOE_LOOKUP) and self.file.layer.dtype != WITHOUT_LAUNCHER
+        if self.lookups.target and can_launch:
+            for m, values in table.items():
+                for fault in self._entry_faults(m, values):
+                    faults.setdefault(fault, []).append(m)
+        odd = list(outliers({str(m): values for m, values in table.items() if values}))
+        if odd:
+            _, text = odd[0]
+            faults[FileFault("note", "outlier", text)] = [int(m) for m, _ in odd]
+        return faults
+
+    def _entry_faults(self, m: int, values: Values) -> Iterator[FileFault]:
+        try:
+            key, constants = self.lookups.kernels.bind(self.file, m, values)
+            key_without_file, _ = self.lookups.kernels.bind(self.file, m, None)
+        except Exception as e:  # noqa: BLE001 - the engine's and Triton's own errors are of any type
+            yield FileFault("error", "refused", f"the launch fails: {type(e).__name__}: {e}")
+            return
+        if key == key_without_file:
+            yield FileFault("note", "default", "the same as without a file")
+        step = constants["BLOCK_SIZE_K"]
+        layer = self.file.layer
+        _, group = layer.block or (0, 0)
+        k = layer.n if self.file.is_second_product else layer.k
+        if group and group % step and group < k:
+            text = f"wrong results: BLOCK_SIZE_K is {step}, and a step takes the scales of one group of {group}"
+            yield FileFault("error", "scale group", text)
+        result: Values = {"status": "ok", "spills": 0}
+        if self.compiling:
+            result = self.lookups.kernels.compiled(key, self.file, m, values)
+        self.entries[key] = result
+        if result["status"] != "ok":
+            rule = "shared memory" if result["status"] == "unsupported" else "compile"
+            yield FileFault("error", rule, str(result["detail"]))
+        elif result["spills"]:
+            yield FileFault("warning", "spills", "spills registers")
 
 
 def _lacking_keys(table: Table) -> FileFault | None:
@@ -202,40 +221,6 @@ def _lacking_keys(table: Table) -> FileFault | None:
     is_far = any(max(m, key) >= FAR * min(m, key) for m, key in serving.items())
     text = f"lacks {len(serving)} of the {len(USUAL_KEYS)} usual keys: {', '.join(texts)}"
     return FileFault("warning" if is_far else "note", "keys", text)
-
-
-def _entry_faults(
-    lookups: EngineLookups,
-    file: EngineConfigFile,
-    m: int,
-    values: Values,
-    compiled: dict[str, Values],
-    compiling: bool,
-) -> Iterator[FileFault]:
-    try:
-        key, constants = lookups.bind(file, m, values)
-        key_without_file, _ = lookups.bind(file, m, None)
-    except Exception as e:  # noqa: BLE001 - the engine's and Triton's own errors are of any type
-        yield FileFault("error", "refused", f"the launch fails: {type(e).__name__}: {e}")
-        return
-    if key == key_without_file:
-        yield FileFault("note", "default", "the same as without a file")
-    step = constants["BLOCK_SIZE_K"]
-    _, group = file.layer.block or (0, 0)
-    k = file.layer.n if file.is_second_product else file.layer.k
-    if group and group % step and group < k:
-        text = f"wrong results: BLOCK_SIZE_K is {step}, and a step takes the scales of one group of {group}"
-        yield FileFault("error", "scale group", text)
-    if not compiling:
-        compiled[key] = {"status": "ok", "spills": 0}
-        return
-    result = lookups.compiled(key, file, m, values)
-    compiled[key] = result
-    if result["status"] != "ok":
-        rule = "shared memory" if result["status"] == "unsupported" else "compile"
-        yield FileFault("error", rule, str(result["detail"]))
-    elif result["spills"]:
-        yield FileFault("warning", "spills", "spills registers")
 
 
 def _unread_folders(package: Path, files: Sequence[EngineConfigFile], findings: Sequence[Finding]) -> Iterator[Finding]:

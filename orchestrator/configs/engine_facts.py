@@ -9,14 +9,13 @@ they run in a fresh process (`ask_engine`). Today's configs of a layer are range
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice, Layer
 from worker.triton_configs.m_ranges import ConfigRange, ranges_from_starts, ranges_served
-from worker.triton_configs.serving_engine import DOWN_OP, ServingEngine, load_engine
+from worker.triton_configs.serving_engine import ServingEngine, load_engine
 
 LAST_M = 16384
 """The range of the last key is asked for up to here."""
@@ -24,23 +23,27 @@ LAST_STEPLESS_M = 1024
 """vLLM's default config may change at any M up to this."""
 
 
+class FilePaths(NamedTuple):
+    """The places of a file, told by its engine."""
+
+    target: Path
+    """The path where it looks first, whether or not there is a file."""
+    read: Path | None
+    """The file that it reads, None if it finds none."""
+
+
 class LayerFacts(NamedTuple):
     """Facts of a layer, told by its engine."""
 
-    target: Path
-    """The path where it looks for the layer's file first, whether or not there is one."""
-    file_read: Path | None
-    """The file that it reads, None if it finds none."""
+    file: FilePaths
+    down_file: FilePaths | None
+    """Those of the file for the second product alone; None if it looks for none."""
     today: list[ConfigRange]
     """All M with the configs that they get now."""
     source: str
     """The hash of the file with the kernel."""
     aliases: dict[str, str]
     """The name of the layer's file on the same chip with another driver, by the name that this driver gives it."""
-    down_target: Path | None
-    """The path where it looks first for a file of the second product alone; None if it looks for none."""
-    down_read: Path | None
-    """The file of the second product alone that it reads."""
 
 
 def layer_facts(
@@ -54,21 +57,12 @@ def layer_facts(
     engine = load_engine(root, device)
     facts: list[LayerFacts] = []
     for layer in layers:
-        target = engine.folders(layer)[0] / engine.file_name(layer)
-        down_target = None
+        file = FilePaths(engine.paths(layer)[0], engine.file_read(layer))
+        down_file = None
         if engine.has_down_files and layer.e:
-            down_target = target.with_name(engine.file_name(replace(layer, op=DOWN_OP)))
-        facts.append(
-            LayerFacts(
-                target=target,
-                file_read=engine.file_read(layer),
-                today=_ranges_today(engine, layer),
-                source=engine.source_hash(layer.op),
-                aliases=aliases[layer],
-                down_target=down_target,
-                down_read=engine.down_file_read(layer),
-            )
-        )
+            down_file = FilePaths(engine.paths(layer.second_product)[0], engine.down_file_read(layer))
+        today = _ranges_today(engine, layer)
+        facts.append(LayerFacts(file, down_file, today, engine.source_hash(layer.op), aliases[layer]))
     return facts
 
 
@@ -88,7 +82,7 @@ def _ranges_today(engine: ServingEngine, layer: Layer) -> list[ConfigRange]:
     if table and not engine.has_down_files:
         return [ConfigRange(first, last, table[key], key) for key, (first, last) in ranges_served(table).items()]
     if table:
-        down_table = engine.table(replace(layer, op=DOWN_OP)) if engine.down_file_read(layer) else None
+        down_table = engine.table(layer.second_product) if engine.down_file_read(layer) else None
         return _ranges_of_pairs(engine, layer, [table, down_table or {}])
     steps = set(range(16, LAST_M + 1, 16))
     if layer.e:

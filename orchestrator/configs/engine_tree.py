@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from orchestrator.configs.config_tree import FileChange, LookupTrial, PlannedLookup, compare_answers
+from orchestrator.configs.config_tree import FileChange, LookupProof, PlannedLookup, compare_answers
 from orchestrator.configs.decisions import describe_layer, layers_of
-from orchestrator.configs.engine_facts import LAST_M, LayerFacts, configs_at, layer_facts
+from orchestrator.configs.engine_facts import LAST_M, FilePaths, LayerFacts, configs_at, layer_facts
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
+from orchestrator.files.scratch import scratch_folder
 from worker.foreign.runner import ForeignCodeError
 from worker.text import and_more
-from worker.triton_configs.config_file import Bucket, indent_of
+from worker.triton_configs.config_file import Bucket, json_in_form_of
 from worker.triton_configs.engine_package import (
     OVERRIDE,
-    OVERRIDES,
-    PROJECT_NAMES,
+    PROJECTS,
     EngineDevice,
     ServingEngineError,
     locate_engine,
@@ -40,7 +39,7 @@ from worker.triton_configs.m_ranges import (
     range_at,
     ranges_served,
 )
-from worker.triton_configs.pair import needs_down_file, split_pair
+from worker.triton_configs.pair import needs_down_file, split_entries
 from worker.triton_configs.serving_engine import ask_engine
 from worker.triton_configs.tree_files import FilePlan, FileText
 
@@ -65,11 +64,11 @@ class EngineTarget(NamedTuple):
 def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
     """The target of a merge into a folder; `engine`: the tree, installation or wheel that reads the override folder
     `into`. A wheel is unpacked for as long as the block lasts. Raises InputError."""
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-engine-") as scratch:
+    with scratch_folder("gemmfleet-engine-") as scratch:
         engine_root = engine or into
         try:
             if engine and engine.suffix == ".whl":
-                engine_root = unpack_wheel(engine, Path(scratch))
+                engine_root = unpack_wheel(engine, scratch)
             package = locate_engine(engine_root.resolve()).folder
         except ServingEngineError as e:
             hint = "" if engine else f"; if it is an override folder ({OVERRIDE}), name its vLLM with --engine"
@@ -95,7 +94,8 @@ class EngineTree:
         self.device = files[0].place.device
         package = locate_engine(self.package)
         self.project = package.project
-        self.name = f"{PROJECT_NAMES[self.project]} {package.version}".strip()  # a checkout has no version
+        self.title = PROJECTS[self.project].title
+        self.name = f"{self.title} {package.version}".strip()  # a checkout has no version
         self.notes: list[str] = []
         # ranges before and after, by the file of winners
         self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}
@@ -116,26 +116,24 @@ class EngineTree:
         new = old if _all_hold(old, ranges) else merge_ranges(old, ranges)
         self._planned[winner_file.path] = old, new
         self._note_gaps(winner_file, facts)
-        entries = {key: split_pair(values) for key, values in entries_of(new).items()}
-        source = facts.file_read or facts.target
-        text = _text_with_entries(facts.file_read, {key: up for key, (up, _) in entries.items()})
+        up_entries, down_entries = split_entries(entries_of(new))
         beside = None
-        if facts.down_target and (facts.down_read or any(needs_down_file(part.values) for part in new)):
+        if facts.down_file and (facts.down_file.read or any(needs_down_file(part.values) for part in new)):
             # both files have the same keys, so that every M gets both entries of one config
-            down_text = _text_with_entries(facts.down_read, {key: down for key, (_, down) in entries.items()})
-            beside = FileText(facts.down_read or facts.down_target, facts.down_target, down_text)
-        return FilePlan(source, facts.target, _buckets(old), _buckets(new), text, beside)
+            beside = _file_with_entries(facts.down_file, down_entries)
+        return FilePlan(_file_with_entries(facts.file, up_entries), _buckets(old), _buckets(new), beside)
 
     def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
         measured = winner_file.place.engine
         is_of_project = measured.project == self.project
         if not is_of_project and measured.source != facts.source:
-            raise ValueError(f"not tuned for {self.name}: {PROJECT_NAMES.get(measured.project)}'s kernel is another")
-        if is_of_project and facts.target.name != winner_file.path.name:
-            raise ValueError(f"{self.name} looks for {facts.target.name}; tune again with it")
-        if not facts.target.is_relative_to(self.root):
-            raise ValueError(f"{self.name} reads it from {facts.target.parent} alone: give that package")
+            title = PROJECTS[measured.project].title if measured.project in PROJECTS else measured.project
+            raise ValueError(f"not tuned for {self.name}: {title}'s kernel is another")
+        if is_of_project and facts.file.target.name != winner_file.path.name:
+            raise ValueError(f"{self.name} looks for {facts.file.target.name}; tune again with it")
+        if not facts.file.target.is_relative_to(self.root):
+            raise ValueError(f"{self.name} reads it from {facts.file.target.parent} alone: give that package")
         if re.search(r"[^\d.]", self.device.triton):
             text = f"a folder for Triton {self.device.triton} would break SGLang's look-up, which takes numbers there"
             raise ValueError(f"{text}; tune with a release of Triton")
@@ -144,7 +142,7 @@ class EngineTree:
 
     def _note_gaps(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Notes on another kernel file, and on layers for which a range was not measured."""
-        file_name = facts.target.name
+        file_name = facts.file.target.name
         measured = winner_file.place.engine
         if measured.source != facts.source:
             self.notes.append(
@@ -163,7 +161,7 @@ class EngineTree:
                 measured_ms = {row.m for row in winner.measured if row.layer == layer}
                 missing |= {winner.place.first, winner.place.last} - measured_ms
             for m in sorted(missing):
-                yield f"{plan.target.name}: {name}: was not measured at M={m}, its end"
+                yield f"{plan.file.target.name}: {name}: was not measured at M={m}, its end"
 
     def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The range that holds an M."""
@@ -210,21 +208,20 @@ class EngineTree:
                     unwritten.setdefault(device, []).append(name)
         for device, names in unwritten.items():
             files = and_more(names, 1)
-            engine = PROJECT_NAMES[self.project]
-            self.notes.append(f"where the driver says {device!r}, {engine} looks for {files}: not written here")
+            self.notes.append(f"where the driver says {device!r}, {self.title} looks for {files}: not written here")
 
-    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupTrial:
+    def prove(self, lookups: Sequence[PlannedLookup], *, after: bool = True) -> LookupProof:
         """The engine's look-up, in a fresh process, gives what it must. Raises InputError where it does not."""
         answers = self._ask(configs_at, [lookup.call for lookup in lookups], answers=len(lookups))
-        compare_answers(self.root, f"{PROJECT_NAMES[self.project]}'s look-up", lookups, answers, after=after)
+        compare_answers(self.root, f"{self.title}'s look-up", lookups, answers, after=after)
         changed = [path for path, content in self._files_beside.items() if path.read_bytes() != content]
         if changed:
             raise InputError([f"{path}: was changed meanwhile" for path in changed])
-        return LookupTrial(how=f"the look-up of {self.name}", notes=tuple(self.notes))
+        return LookupProof(f"the look-up of {self.name}", self.notes)
 
     def _ask(self, question: Callable[..., list[T]], *args: Any, answers: int) -> list[T]:
         """The answers of a fresh process. Raises InputError."""
-        env = {OVERRIDES[self.project]: str(self.root)} if self.root != self.package else {}
+        env = {PROJECTS[self.project].override: str(self.root)} if self.root != self.package else {}
         try:
             received = ask_engine(env, question, self.package, self.device, *args)
         except (ServingEngineError, ForeignCodeError, OSError) as e:
@@ -253,14 +250,13 @@ def _all_hold(old: Sequence[ConfigRange], winner_ranges: Sequence[ConfigRange]) 
     return True
 
 
-def _text_with_entries(file: Path | None, entries: Mapping[int, Bucket]) -> str:
-    """The text of a file (None: of a new one) with other entries; keys that are no M (triton_version) stay, first."""
-    text = file.read_text() if file else ""
+def _file_with_entries(paths: FilePaths, entries: Mapping[int, Bucket]) -> FileText:
+    """A file, or a new one, with other entries; keys that are no M (triton_version) stay, first."""
+    text = paths.read.read_text() if paths.read else ""
     document: dict[str, Any] = {}
     for key, value in json.loads(text or "{}").items():
         if not key.isdigit():
             document[key] = value
     for key, values in entries.items():
         document[str(key)] = values
-    new_text = json.dumps(document, indent=indent_of(text))
-    return f"{new_text}\n" if not text or text.endswith("\n") else new_text
+    return FileText(paths.read or paths.target, paths.target, json_in_form_of(text, document))

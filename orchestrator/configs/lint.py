@@ -16,7 +16,7 @@ from math import log2
 from pathlib import Path
 from typing import NamedTuple
 
-from worker.text import LEVELS, Finding, Level, clean
+from worker.text import Finding, Level, clean
 from worker.triton_configs.config_file import Bucket, ConfigFile, ConfigFileError, is_bucket
 from worker.triton_configs.kinds import GLUON_KEYS, REQUIRED, ConfigKind
 from worker.triton_configs.m_ranges import MRange
@@ -54,7 +54,7 @@ def lint(resolver: Resolver, wanted: Sequence[TreeFile] | None = None) -> list[F
     for tree_file in files:
         if tree_file.path_in_tree not in unwanted:
             findings += _lint_file(resolver, tree_file)
-    return sorted(findings, key=lambda f: (LEVELS.index(f.level), f.rule, f.path, f.line))
+    return sorted(findings, key=lambda finding: finding.order)
 
 
 def _lint_file(resolver: Resolver, tree_file: TreeFile) -> list[Finding]:

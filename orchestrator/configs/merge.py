@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from orchestrator import __version__
 from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
-from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupTrial
+from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupProof
 from orchestrator.configs.decisions import BucketDecision, MeasuredShape
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
@@ -30,7 +30,7 @@ from worker.text import and_more
 from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.slowdown import is_slower
-from worker.triton_configs.tree_files import FilePlan, FileText
+from worker.triton_configs.tree_files import FilePlan
 
 KEPT_FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 """Fields of a run's provenance that its journal's entry has."""
@@ -51,7 +51,7 @@ class MergeReport:
     tree: str
     changes: list[FileChange] = field(default_factory=list)
     proof: str = ""
-    """The function that proved the new files (`LookupTrial.how`)."""
+    """The function that proved the new files (`LookupProof.how`)."""
     lookups: int = 0
     """The number of its answers that were compared."""
     notes: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class MergeReport:
                 "new": change.before is None,
                 "buckets": list(change.winner_file.winners),
                 "copied_from": path_below(change.source, self.tree),
-                "also_read_by": change.callers,
+                "also_read_by": change.readers,
             }
             for change in self.changes
         ]
@@ -82,9 +82,9 @@ class MergeReport:
 
 
 class MergeTarget(NamedTuple):
-    """The folder that a merge writes to, its journal, and the tree of each device of the winners."""
+    """The journal of the folder that a merge writes to (`MergeJournal.root`), and the tree of each device of the
+    winners."""
 
-    root: Path
     journal: MergeJournal
     trees: Mapping[EngineDevice, ConfigTree]
 
@@ -115,7 +115,7 @@ def merge_run(
     else:
         opened = _open_aiter(winner_files, root, DefaultFileOptions(default, lists, checked))
     with opened as target:
-        report = MergeReport(run.name, str(target.root))
+        report = MergeReport(run.name, str(target.journal.root))
         report.changes, report.refused = _plan_changes(winner_files, target.trees)
         if report.refused and not leave_out_refused:
             raise InputError([fault for file in report.refused for fault in file.faults])
@@ -145,7 +145,7 @@ def _open_aiter(
     journal = aiter_journal(root)
     with journal.writing():
         devices = _by_device(winner_files)
-        yield MergeTarget(root, journal, {device: AiterTree(root, device.name, default_files) for device in devices})
+        yield MergeTarget(journal, {device: AiterTree(root, device.name, default_files) for device in devices})
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def _open_engine(winner_files: Sequence[WinnerFile], root: Path, engine: Path | 
         with journal.writing():
             files_by_device = _by_device(winner_files)
             trees = {device: EngineTree(engine_target, files) for device, files in files_by_device.items()}
-            yield MergeTarget(engine_target.root, journal, trees)
+            yield MergeTarget(journal, trees)
 
 
 def _by_device(winner_files: Sequence[WinnerFile]) -> dict[EngineDevice, list[WinnerFile]]:
@@ -191,10 +191,8 @@ def _plan_changes(
 
 def _changes_of(tree: ConfigTree, winner_file: WinnerFile, plan: FilePlan) -> Iterator[FileChange]:
     """The change of each file of a plan."""
-    texts = [FileText(plan.source, plan.target, plan.text)]
-    if plan.beside:
-        texts.append(plan.beside)
-    for source, target, text in texts:
+    files = [plan.file, plan.beside] if plan.beside else [plan.file]
+    for source, target, text in files:
         before = None
         if target == source and target.exists():
             before = target.read_bytes().decode()  # with its line ends, so that `configs undo` gives back every byte
@@ -247,8 +245,8 @@ def _journal_entry(
         entry["checked"] = list(checked)
     entry["buckets"] = [
         {
-            "file": path_below(change.path, target.root),
-            "copied": path_below(change.source, target.root),
+            "file": path_below(change.path, target.journal.root),
+            "copied": path_below(change.source, target.journal.root),
             "measured": {name: _measurements(winner) for name, winner in change.winner_file.winners.items()},
         }
         for change in changes
@@ -267,16 +265,14 @@ def _write_and_prove(report: MergeReport, target: MergeTarget, entry: Mapping[st
     for device, tree in target.trees.items():
         changes = [change for change in report.changes if change.winner_file.place.device == device]
         lookups[device] = tree.planned_lookups(changes)
-    trials: list[LookupTrial] = []
+    proofs: list[LookupProof] = []
     texts = {change.path: (change.before, change.after) for change in report.changes}
     with target.journal.note_and_write(entry, texts):
         for device, planned_lookups in lookups.items():
-            trials.append(target.trees[device].prove(planned_lookups))
+            proofs.append(target.trees[device].prove(planned_lookups))
     report.lookups = sum(map(len, lookups.values()))
-    report.proof = "; ".join(dict.fromkeys(trial.how for trial in trials if trial.how))
-    report.notes += {f"proven by gemmfleet's own reading only: {trial.why_not}" for trial in trials if trial.why_not}
-    for trial in trials:
-        report.notes += trial.notes
+    report.proof = "; ".join(dict.fromkeys(proof.how for proof in proofs if proof.how))
+    report.notes += dict.fromkeys(note for proof in proofs for note in proof.notes)
 
 
 def path_below(path: Path, root: Path | str) -> str:

@@ -33,7 +33,7 @@ from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader
 from worker.triton_configs.config_file import Bucket, text_of_buckets
 from worker.triton_configs.engine_package import Layer
-from worker.triton_configs.pair import needs_down_file, split_pair
+from worker.triton_configs.pair import needs_down_file, split_entries
 
 AITER_FOLDER = "configs/aiter"
 ENGINE_FOLDERS = {"vllm": "configs/vllm", "sglang": "configs/sglang"}
@@ -104,10 +104,9 @@ def _with_down_files(files: Mapping[str, dict[str, Bucket]]) -> dict[str, dict[s
     """An engine's files, those with pairs (`worker/triton_configs/pair.py`) as two files."""
     split: dict[str, dict[str, Bucket]] = {}
     for name, buckets in files.items():
-        entries = {key: split_pair(values) for key, values in buckets.items()}
-        split[name] = {key: up for key, (up, _) in entries.items()}
+        split[name], down_buckets = split_entries(buckets)
         if any(needs_down_file(values) for values in buckets.values()):
-            split[name.replace(".json", "_down.json")] = {key: down for key, (_, down) in entries.items()}
+            split[name.replace(".json", "_down.json")] = down_buckets
     return split
 
 

@@ -28,7 +28,7 @@ from orchestrator.transport.base import Transport, connected
 from orchestrator.transport.local import LocalTransport
 from worker.aiter_tree.kernel_lists import MODULES
 from worker.aiter_tree.locate import PLACES
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, ENGINE_MODULES
+from worker.triton_configs.engine_package import PROJECTS
 
 _PACKAGE = (
     "__init__.py",
@@ -47,12 +47,12 @@ TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
 """The parts that hold its Triton operators and their configs."""
 ENGINES = (
     *(
-        f"{name.replace('.', '/')}{ending}"
-        for modules in ENGINE_MODULES.values()
-        for name in modules.executed
+        f"{module.replace('.', '/')}{ending}"
+        for names in PROJECTS.values()
+        for module in names.executed
         for ending in (".py", "/__init__.py")
     ),
-    *(f"{project}/{folder}" for project, folders in CONFIG_FOLDERS.items() for folder in folders),
+    *(f"{project}/{folder}" for project, names in PROJECTS.items() for folder in names.config_folders),
     "vllm/_version.py",
     "sglang/_version.py",
     "vllm/platforms/rocm.py",

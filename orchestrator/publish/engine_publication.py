@@ -29,8 +29,7 @@ from orchestrator.publish.publication import PlannedCommit, Published, PublishRe
 from orchestrator.tables.run_folders import provenance_of
 from worker.triton_configs import slowdown
 from worker.triton_configs.engine_package import (
-    ENGINE_MODULES,
-    PROJECT_NAMES,
+    PROJECTS,
     EnginePackage,
     Layer,
     ServingEngineError,
@@ -146,14 +145,14 @@ class EnginePublication:
 
     def _package_in(self, tree: Path, onto: Path) -> EnginePackage:
         """The engine's package in the worktree. Raises InputError if the checkout is another project's."""
-        wanted = PROJECT_NAMES[self.engine]
+        wanted = PROJECTS[self.engine].title
         way_out = f"the winners are for {wanted}: give a checkout of it"
         try:
             package = locate_engine(tree)
         except ServingEngineError:
             raise InputError(f"{onto}: is not a checkout of {wanted}; {way_out}") from None
         if package.project != self.engine:
-            raise InputError(f"{onto}: is a checkout of {PROJECT_NAMES[package.project]}; {way_out}")
+            raise InputError(f"{onto}: is a checkout of {PROJECTS[package.project].title}; {way_out}")
         return package
 
     def _take_changes(self, report: MergeReport, run: Path, tree: Path, published: Published) -> dict[str, str]:
@@ -169,8 +168,8 @@ class EnginePublication:
                 continue  # the file of the second product has the same rows
             self.winner_files.append(change.winner_file)
             self.tables += tables
-            if change.callers:
-                published.notes.append(f"{change.path.name} is also read by {', '.join(change.callers)}")
+            if change.readers:
+                published.notes.append(f"{change.path.name} is also read by {', '.join(change.readers)}")
         for winner_file, faults in report.refused:
             # a public text does not show the folders of this machine
             reasons = [fault.removeprefix(f"{winner_file.path.parent}/") for fault in faults]
@@ -185,9 +184,9 @@ class EnginePublication:
     def _compare_kernels(self, package: EnginePackage, tree: Path, published: Published) -> None:
         """Add whether the checkout has the kernels that were measured. A newer kernel is allowed, but a reviewer has
         to know."""
-        modules = ENGINE_MODULES[self.engine]
+        names = PROJECTS[self.engine]
         for file in self.winner_files:
-            module = modules.moe if file.layers[0].op == "moe" else modules.fp8
+            module = names.moe if file.layers[0].op == "moe" else names.fp8
             kernel = package.folder.resolve().parent / Path(*module.split(".")).with_suffix(".py")
             digest = hashlib.sha256(kernel.read_bytes()).hexdigest()
             measured = file.place.engine
@@ -237,9 +236,8 @@ def open_engine_publication(sources: Sequence[Path]) -> EnginePublication | None
     if not any(engines):
         return None
     if len(set(engines)) > 1:
-        named = [
-            f"{path.name} ({PROJECT_NAMES.get(name, 'AITER')})" for path, name in zip(sources, engines, strict=True)
-        ]
+        titles = [PROJECTS[name].title if name else "AITER" for name in engines]
+        named = [f"{path.name} ({title})" for path, title in zip(sources, titles, strict=True)]
         raise InputError(f"{', '.join(named)}: these are not for one checkout; publish each project's on their own")
     return EnginePublication(engines[0], list(dict.fromkeys(sources)))
 

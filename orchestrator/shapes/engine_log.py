@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 
-_FILE = re.compile(
-    r"(?:\bE=(?P<expert>\d+),N=(?P<inter_dim>\d+)|\bN=(?P<N>\d+),K=(?P<K>\d+)),device_name=[^,/]*?"
-    r"(?:,dtype=(?P<dtype>\w+?))?(?:,block_shape=(?P<block>\[\d+, ?\d+\]))?(?P<more>(?:,\w+=\w+?)*(?:_down)?)\.json"
-)
+from worker.triton_configs.engine_config_file import EngineConfigFile
+from worker.triton_configs.engine_package import SCHEMES
+
 _PATH = re.compile(r"not found at (.*?\.json|.*)")
 """The path in such a line. SGLang writes an address of the web behind it; a line that was cut has no end of a name."""
 _UNTUNED = re.compile(
@@ -24,34 +23,43 @@ _UNTUNED = re.compile(
     r"(?:_\w+)?(?:,- \{.*)?\s*\Z"
 )
 _DTYPES = {"BFloat16": "torch.bfloat16", "Half": "torch.float16", "float": "torch.float32", "tf32": "torch.float32"}
-_FP8 = {"q_dtype_a": "torch.float8_e4m3fn", "q_dtype_w": "torch.float8_e4m3fn"}
-_BF16 = {"q_dtype_a": "torch.bfloat16", "q_dtype_w": "torch.bfloat16"}
-_SCHEMES = {
-    ("fp8_w8a8", "[128,128]", ""): {**_FP8, "q_type": "QuantType.per_1x128"},
-    ("fp8_w8a8", "", ""): {**_FP8, "q_type": "QuantType.per_Tensor"},
-    (None, "", ""): {**_BF16, "q_type": "QuantType.No"},
-}
-"""(dtype, block, what follows) in a file's name -> the quantisation as columns of fmoe."""
+_Q_TYPES = {scheme: q_type for q_type, scheme in SCHEMES.items()}
+"""The column q_type by (dtype, block) of a file's name."""
 
 
 def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
     """The family and key columns of a config file that an engine did not find. Raises ValueError for one that gemmfleet
     does not tune, and for a name that breaks off."""
-    file = _FILE.search(line)
-    is_linear = bool(file and file["N"])
-    more = file["more"] if file else ""
-    if not is_linear:  # SGLang has a file for the second product of experts; both are tuned together
-        more = more.removesuffix("_down")
-    scheme = file and _SCHEMES.get((file["dtype"], (file["block"] or "").replace(" ", ""), more))
-    if not file or scheme is None or (is_linear and not file["block"]):
-        path = _PATH.search(line)
-        name = path[1].split("/")[-1].strip() if path else "this"
-        if not name.endswith(".json"):
-            raise ValueError(f"a name that breaks off: {name}")
-        raise ValueError(f"gemmfleet does not tune {name}")
-    if is_linear:
-        return "a8w8_blockscale", {"N": file["N"], "K": file["K"]}
-    return "fmoe", {"inter_dim": file["inter_dim"], "expert": file["expert"], **scheme}
+    file = EngineConfigFile.named_in(line)
+    shape = _key_columns(file) if file else None
+    if shape is not None:
+        return shape
+    path = _PATH.search(line)
+    name = path[1].split("/")[-1].strip() if path else "this"
+    if not name.endswith(".json"):
+        raise ValueError(f"a name that breaks off: {name}")
+    raise ValueError(f"gemmfleet does not tune {name}")
+
+
+def _key_columns(file: EngineConfigFile) -> tuple[str, dict[str, str]] | None:
+    """The family and key columns of a file; None for one that gemmfleet does not tune."""
+    layer = file.layer
+    q_type = _Q_TYPES.get((layer.dtype, layer.block))
+    if layer.op == "linear":
+        if q_type != "QuantType.per_1x128" or file.rest:
+            return None
+        return "a8w8_blockscale", {"N": str(layer.n), "K": str(layer.k)}
+    # SGLang has a file for the second product of experts; both are tuned together
+    if q_type is None or file.rest not in ("", "_down"):
+        return None
+    operand_dtype = "torch.float8_e4m3fn" if layer.dtype else "torch.bfloat16"
+    return "fmoe", {
+        "inter_dim": str(layer.n),
+        "expert": str(layer.e),
+        "q_dtype_a": operand_dtype,
+        "q_dtype_w": operand_dtype,
+        "q_type": q_type,
+    }
 
 
 def read_tunableop(line: str) -> tuple[str, dict[str, str]] | None:

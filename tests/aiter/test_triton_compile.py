@@ -28,7 +28,7 @@ resolver = Resolver(root, "gfx950")
 for kind, m, more in jobs:
     b = 16 if BY_NAME[kind].batched else None
     caller = more.pop("caller", "")
-    values = {**resolver.config_for(kind, m, 1280, 8192, b).values, **more}
+    values = {**resolver.config_for(BY_NAME[kind], m, 1280, 8192, b).values, **more}
     facts = compile_config(kind, "gfx950", values, (b, m, 1280, 8192), root=root, caller=caller)
     print(json.dumps([facts.shared_bytes, facts.vgprs, facts.spills]))
 """

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, ENGINE_MODULES, EngineDevice, unpack_wheel
+from worker.triton_configs.engine_package import PROJECTS, EngineDevice, unpack_wheel
 from worker.triton_configs.serving_engine import load_engine
 
 CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
@@ -66,10 +66,10 @@ def copy(project: str, folder: Path) -> Path:
     """A tree of one's own: the files that are loaded and all configs, below `folder`."""
     root = tree(project)
     load_engine(root, H200)
-    executed = [Path(str(sys.modules[module].__file__)) for module in ENGINE_MODULES[project].executed]
+    executed = [Path(str(sys.modules[module].__file__)) for module in PROJECTS[project].executed]
     for file in (*executed, root / project / "_version.py"):
         _copied(file, root, folder)
-    for at in CONFIG_FOLDERS[project]:
+    for at in PROJECTS[project].config_folders:
         for file in (root / project / at / "configs").rglob("*.json"):
             _copied(file, root, folder)
     return folder
@@ -85,7 +85,7 @@ def copy_without_files(folder: Path) -> Path:
 
 def linear_folder(root: Path) -> Path:
     """The folder of vLLM's files of linear layers."""
-    return root / "vllm" / CONFIG_FOLDERS["vllm"][0] / "configs"
+    return root / "vllm" / PROJECTS["vllm"].config_folders[0] / "configs"
 
 
 def linear_file(n: int, k: int, device: str = "NVIDIA_H200") -> str:

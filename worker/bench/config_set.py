@@ -54,8 +54,8 @@ def _files_of_winners(tree: Tree, winners: list[dict[str, Any]]) -> dict[str, st
     for winner in winners:
         shape = tuple(winner["shape"]) if winner["shape"] else None
         resolver = Resolver(tree.root, winner["gfx"])
-        merged = plan_file(resolver, BY_NAME[winner["kind"]], shape, winner["buckets"])
-        files[str(merged.target.relative_to(tree.root))] = merged.text
+        file = plan_file(resolver, BY_NAME[winner["kind"]], shape, winner["buckets"]).file
+        files[str(file.target.relative_to(tree.root))] = file.text
     return files
 
 

@@ -132,8 +132,7 @@ def text_with_buckets(source: ConfigFile, buckets: Mapping[str, Bucket]) -> str:
     document = {key: buckets.get(key, value) for key, value in source.document.items()}
     for name in sorted(buckets.keys() - document.keys(), key=_order):
         document = _inserted(document, name, buckets[name])
-    text = json.dumps(document, indent=indent_of(source.text))
-    return f"{text}\n" if source.text.endswith("\n") else text
+    return json_in_form_of(source.text, document)
 
 
 def _inserted(document: Mapping[str, Any], name: str, bucket: Bucket) -> dict[str, Any]:
@@ -167,6 +166,13 @@ def spell_values(values: Mapping[str, Any]) -> str:
     if down:
         parts.append(f"down_{spell_values(down)}")
     return "_".join(parts).replace(",", ";").replace(" ", "")
+
+
+def json_in_form_of(text: str, document: Mapping[str, Any]) -> str:
+    """A document as JSON with the indent of a file's text, and with a newline at the end if that has one. `text`: ""
+    for a new file."""
+    new_text = json.dumps(document, indent=indent_of(text))
+    return f"{new_text}\n" if not text or text.endswith("\n") else new_text
 
 
 def indent_of(text: str) -> str:

@@ -72,6 +72,10 @@ class CutRange(NamedTuple):
     last: int
     config: str
 
+    def holds(self, m: int) -> bool:
+        """True for an M of the range."""
+        return self.first <= m <= self.last
+
 
 def unite_points(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
     """One point for each M and routing, ascending, from those of all attempts in whatever order.

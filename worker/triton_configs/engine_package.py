@@ -2,7 +2,7 @@
 
 `locate_engine` finds the package, `unpack_wheel` takes it out of a wheel, `detect_device` names this machine's GPU as
 the engine does. Nothing of the engine is imported here; `serving_engine.py` runs its code. Another engine would be an
-entry of ENGINE_MODULES and CONFIG_FOLDERS, with its names in `engine_modules.py`.
+entry of PROJECTS, with what its modules ask for in `engine_modules.py`.
 Read from vLLM 0.33.0 and SGLang 0.5.23. Importing this module imports neither torch nor triton.
 """
 
@@ -13,18 +13,14 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from worker.text import clean
 
-PROJECT_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDE = "VLLM_TUNED_CONFIG_FOLDER"
 """The variable of vLLM that names an override folder: MoE files in it count before those of the package."""
-OVERRIDES = {"vllm": OVERRIDE, "sglang": "SGLANG_MOE_CONFIG_DIR"}
-"""The variable of each engine for a folder of MoE files. SGLang's holds `configs/triton_X_Y_Z` and is read instead of
-the package."""
 INSTALL = "pip install '.[triton,torch]' in a checkout of gemmfleet"
 """The way out where torch or triton is missing."""
 VLLM_IMPORT_S = 300
@@ -99,6 +95,16 @@ class Layer:
     block: tuple[int, int] | None = None
     """N and K of a block that has one scale; None without blocks."""
 
+    @property
+    def second_product(self) -> Layer:
+        """The second product of these experts alone, as the look-up of SGLang knows it."""
+        return replace(self, op="moe_down")
+
+    @property
+    def sizes_in_name(self) -> tuple[int, int]:
+        """The sizes in its file's name: (N, K), or (experts, N)."""
+        return (self.e, self.n) if self.e else (self.n, self.k)
+
     @classmethod
     def from_key(cls, columns: Mapping[str, Any]) -> Layer:
         """The layer of a shape's key columns (families a8w8_blockscale and fmoe). A size that is not named is 0."""
@@ -118,10 +124,21 @@ class Layer:
         return cls(**fields)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineModules:
-    """Modules of a project by their dotted names, and two names in the one of linear layers."""
+FunctionName = tuple[str, str]
+"""(module, name) of a function of an engine."""
 
+
+@dataclass(frozen=True, slots=True)
+class EngineProject:
+    """The names that we rely on in an engine's package. Modules are dotted."""
+
+    title: str
+    """The engine's name for people."""
+    override: str
+    """The variable for a folder of MoE files. SGLang's folder holds `configs/triton_X_Y_Z`, and is read instead of the
+    package."""
+    config_folders: tuple[str, str]
+    """Folders below the package whose `configs` hold config files: those of linear layers, those of experts."""
     executed: tuple[str, ...]
     """The modules whose files we run, in this order."""
     fp8: str
@@ -131,50 +148,73 @@ class EngineModules:
     moe_lookup: str
     """The one with the look-up of MoE configs."""
     linear_launcher: str
+    """In the module `fp8`."""
     linear_kernel: str
+    """In the module `fp8`."""
+    moe_launcher: str
+    """In the module `moe`."""
+    moe_dtype: FunctionName
+    """The function that gives the dtype of a MoE layer as file names have it."""
+    further_lookups: tuple[FunctionName, ...]
+    """Look-ups of layers that we check the files of, and do not tune."""
 
 
 _VLLM = "vllm.model_executor.layers"
+_VLLM_FP8 = f"{_VLLM}.quantization.utils.fp8_utils"
+_VLLM_MOE = f"{_VLLM}.fused_moe.fused_moe"
 _SGLANG_MOE = "sglang.srt.layers.moe"
-ENGINE_MODULES = {
-    "vllm": EngineModules(
+_SGLANG_FP8 = "sglang.kernels.ops.gemm.fp8_kernel"
+_SGLANG_LOOKUP = f"{_SGLANG_MOE}.moe_runner.triton_utils.fused_moe_triton_config"
+_SGLANG_KERNELS = "sglang.kernels.ops.moe.fused_moe_triton_kernels"
+PROJECTS = {
+    "vllm": EngineProject(
+        title="vLLM",
+        override=OVERRIDE,
+        config_folders=("model_executor/layers/quantization/utils", "model_executor/layers/fused_moe"),
         executed=(
             "vllm.envs",
             "vllm.utils.math_utils",
             "vllm.utils.platform_utils",
             "vllm.triton_utils.allocation",
-            f"{_VLLM}.quantization.utils.fp8_utils",
+            _VLLM_FP8,
             f"{_VLLM}.fused_moe",
             f"{_VLLM}.fused_moe.utils",
-            f"{_VLLM}.fused_moe.fused_moe",
+            _VLLM_MOE,
         ),
-        fp8=f"{_VLLM}.quantization.utils.fp8_utils",
-        moe=f"{_VLLM}.fused_moe.fused_moe",
-        moe_lookup=f"{_VLLM}.fused_moe.fused_moe",
+        fp8=_VLLM_FP8,
+        moe=_VLLM_MOE,
+        moe_lookup=_VLLM_MOE,
         linear_launcher="w8a8_triton_block_scaled_mm",
         linear_kernel="_w8a8_triton_block_scaled_mm",
+        moe_launcher="invoke_fused_moe_triton_kernel",
+        moe_dtype=(f"{_VLLM}.fused_moe.config", "_get_config_dtype_str"),
+        further_lookups=((f"{_VLLM}.fused_moe.fused_flydsl_moe", "try_get_optimal_config"),),
     ),
-    "sglang": EngineModules(
+    "sglang": EngineProject(
+        title="SGLang",
+        override="SGLANG_MOE_CONFIG_DIR",
+        config_folders=("kernels/ops/gemm", "srt/layers/moe/moe_runner/triton_utils"),
         executed=(
             "sglang.srt.environ",
             f"{_SGLANG_MOE}.utils",
             f"{_SGLANG_MOE}.moe_runner.triton_utils",
-            f"{_SGLANG_MOE}.moe_runner.triton_utils.fused_moe_triton_config",
-            "sglang.kernels.ops.gemm.fp8_kernel",
-            "sglang.kernels.ops.moe.fused_moe_triton_kernels",
+            _SGLANG_LOOKUP,
+            _SGLANG_FP8,
+            _SGLANG_KERNELS,
         ),
-        fp8="sglang.kernels.ops.gemm.fp8_kernel",
-        moe="sglang.kernels.ops.moe.fused_moe_triton_kernels",
-        moe_lookup=f"{_SGLANG_MOE}.moe_runner.triton_utils.fused_moe_triton_config",
+        fp8=_SGLANG_FP8,
+        moe=_SGLANG_KERNELS,
+        moe_lookup=_SGLANG_LOOKUP,
         linear_launcher="w8a8_block_fp8_matmul_triton",
         linear_kernel="_w8a8_block_fp8_matmul",
+        moe_launcher="invoke_fused_moe_kernel",
+        moe_dtype=(_SGLANG_LOOKUP, "get_config_dtype_str"),
+        further_lookups=(
+            (_SGLANG_FP8, "get_w8a8_channelwise_fp8_configs"),
+            ("sglang.kernels.ops.gemm.int8_kernel", "get_w8a8_block_int8_configs"),
+        ),
     ),
 }
-CONFIG_FOLDERS = {
-    "vllm": ("model_executor/layers/quantization/utils", "model_executor/layers/fused_moe"),
-    "sglang": ("kernels/ops/gemm", "srt/layers/moe/moe_runner/triton_utils"),
-}
-"""Folders below the package whose `configs` hold config files: those of linear layers, those of experts."""
 
 
 class EnginePackage(NamedTuple):
@@ -189,9 +229,9 @@ def packages_in(root: Path) -> list[EnginePackage]:
     """The packages of engines: `root` is the folder of one, or holds it (a checkout, site-packages, what `unpack_wheel`
     made). What counts is what lies in a folder: one of the name `vllm` may be of another project."""
     packages: list[EnginePackage] = []
-    for project in ENGINE_MODULES:
+    for project, names in PROJECTS.items():
         for folder in (root, root / project, root / "python" / project):
-            if (folder / CONFIG_FOLDERS[project][-1]).is_dir():
+            if (folder / names.config_folders[-1]).is_dir():
                 packages.append(EnginePackage(project, folder.absolute(), _version_in(folder)))
     return packages
 

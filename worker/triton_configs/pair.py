@@ -14,7 +14,7 @@ product's config without TMA for the second. A config without keys that begin wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 DOWN = "down."
 """The beginning of the second product's keys."""
@@ -22,6 +22,8 @@ USE_TMA = "USE_TMA"
 """The key by which a product loads its operands through TMA descriptors."""
 BLOCK_SIZE_M = "BLOCK_SIZE_M"
 Values = dict[str, Any]
+"""A config: `{"BLOCK_SIZE_M": 64, ...}`."""
+Key = TypeVar("Key", int, str)
 
 
 def split_pair(values: Mapping[str, Any]) -> tuple[Values, Values]:
@@ -31,6 +33,15 @@ def split_pair(values: Mapping[str, Any]) -> tuple[Values, Values]:
     if not down:
         return up, without_tma(up)
     return up, {BLOCK_SIZE_M: up[BLOCK_SIZE_M], **down}
+
+
+def split_entries(entries: Mapping[Key, Values]) -> tuple[dict[Key, Values], dict[Key, Values]]:
+    """The entries of the file and of the file `_down`, by key."""
+    up_entries: dict[Key, Values] = {}
+    down_entries: dict[Key, Values] = {}
+    for key, values in entries.items():
+        up_entries[key], down_entries[key] = split_pair(values)
+    return up_entries, down_entries
 
 
 def join_pair(up: Mapping[str, Any], down: Mapping[str, Any] | None) -> Values:

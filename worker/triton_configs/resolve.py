@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worker.triton_configs.config_file import Bucket, read_config_file
-from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind
+from worker.triton_configs.kinds import STANDARD_BOUNDS, ConfigKind
 from worker.triton_configs.loader_calls import find_loader_calls, literal_numbers
 from worker.triton_configs.m_ranges import MRange
 
@@ -233,34 +233,30 @@ class Resolver:
             " that has one, or write it first"
         )
 
-    def suffixes(self, n: int, k: int, b: int | None = None) -> tuple[str, ...]:
+    def suffixes(self, kind: ConfigKind, n: int, k: int, b: int | None = None) -> tuple[str, ...]:
         """Endings of a shape's specialised files, in the order in which they are looked for. K is the logical one."""
         plain = f"N={n}-K={k}"
-        if b is not None and self.loader.knows_batch:
+        if b is not None and kind.batch_in_name and self.loader.knows_batch:
             return f"B={b}-{plain}", plain
         return (plain,)
 
-    def file_for(
-        self, config: str, n: int, k: int, b: int | None = None, backend: str | None = None
-    ) -> tuple[Path, bool]:
+    def file_for(self, kind: ConfigKind, n: int, k: int, b: int | None = None) -> tuple[Path, bool]:
         """(file of a shape, True where it is a specialised one). The default then counts at no M. Raises
         ResolveError."""
-        folder = self.folder(config, backend)
-        for suffix in self.suffixes(n, k, b):
-            path = folder.specialised(config, suffix)
+        folder = self.folder(kind.config, kind.backend)
+        for suffix in self.suffixes(kind, n, k, b):
+            path = folder.specialised(kind.config, suffix)
             if path.exists():
                 return path, True
         return folder.default, False
 
-    def own_file(self, config: str, n: int, k: int, b: int | None = None, backend: str | None = None) -> Path:
+    def own_file(self, kind: ConfigKind, n: int, k: int, b: int | None = None) -> Path:
         """The path at which a shape's specialised file is looked for first, there or not. Raises ResolveError."""
-        return self.folder(config, backend).specialised(config, self.suffixes(n, k, b)[0])
+        return self.folder(kind.config, kind.backend).specialised(kind.config, self.suffixes(kind, n, k, b)[0])
 
-    def config_for(self, kind: ConfigKind | str, m: int, n: int, k: int, b: int | None = None) -> Resolved:
+    def config_for(self, kind: ConfigKind, m: int, n: int, k: int, b: int | None = None) -> Resolved:
         """The bucket of a shape, K the logical one. Raises ResolveError, ConfigFileError and OSError."""
-        if isinstance(kind, str):
-            kind = BY_NAME[kind]
-        path, is_specialised = self.file_for(kind.config, n, k, b if kind.batch_in_name else None, kind.backend)
+        path, is_specialised = self.file_for(kind, n, k, b)
         buckets = self.read(path).buckets
         bucket = bucket_for(buckets, m, self.bounds(kind))
         return Resolved(path, bucket, dict(buckets[bucket]), is_specialised)

@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple, TypeVar
 from worker.foreign.runner import Limits, call
 from worker.triton_configs.engine_modules import (
     EngineImporter,
-    Names,
     Stub,
     execute_modules,
     replaced,
@@ -30,21 +28,17 @@ from worker.triton_configs.engine_modules import (
     supplied_to_vllm,
 )
 from worker.triton_configs.engine_package import (
-    ENGINE_MODULES,
     INSTALL,
+    PROJECTS,
     EngineDevice,
     EnginePackage,
     Layer,
     ServingEngineError,
     locate_engine,
 )
-from worker.triton_configs.pair import join_pair
+from worker.triton_configs.pair import Values, join_pair
 
-Values = dict[str, Any]
-"""A config: `{"BLOCK_SIZE_M": 64, ...}`."""
 T = TypeVar("T")
-DOWN_OP = "moe_down"
-"""`Layer.op` of the second product of experts."""
 LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
 MOE_LOOKUP = "get_moe_configs"
 """The look-ups of both engines for linear layers and for experts."""
@@ -70,45 +64,57 @@ class ServingEngine:
     def __init__(self, package: EnginePackage, device: EngineDevice) -> None:
         self.project, self.package, self.version = package
         self.device = device
-        self._modules = ENGINE_MODULES[self.project]
-        self.fp8: Any = sys.modules[self._modules.fp8]
-        self.moe: Any = sys.modules[self._modules.moe]
-        self.moe_lookup: Any = sys.modules[self._modules.moe_lookup]
+        self._names = PROJECTS[self.project]
+        self.fp8: Any = sys.modules[self._names.fp8]
+        self.moe: Any = sys.modules[self._names.moe]
+        self.moe_lookup: Any = sys.modules[self._names.moe_lookup]
 
     @property
     def has_down_files(self) -> bool:
         """True if the second product of experts may have a file of its own."""
         return self.project == "sglang"
 
+    def paths(self, layer: Layer) -> list[Path]:
+        """The paths at which the engine looks for the layer's file, in its order: all of them, as none is there for
+        this look-up. Raises ServingEngineError."""
+        tried: list[Path] = []
+        path_module = SimpleNamespace(**{**vars(os.path), "exists": recording_paths(tried, lambda path: False)})
+        self._look_up(layer, os=SimpleNamespace(**{**vars(os), "path": path_module}))
+        if not tried:
+            raise ServingEngineError(
+                f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?"
+            )
+        return tried
+
     def file_name(self, layer: Layer) -> str:
         """The name of the layer's config file."""
-        return self._paths_tried(layer)[0].name
+        return self.paths(layer)[0].name
 
     def folders(self, layer: Layer) -> list[Path]:
         """The folders in which the engine looks for the file, in its order."""
-        return [path.parent for path in self._paths_tried(layer)]
+        return [path.parent for path in self.paths(layer)]
 
     def table(self, layer: Layer) -> dict[int, Values] | None:
         """The entries that the engine reads for a layer, in its order; None without a file."""
-        return self._look_up(layer, {})
+        table, _ = self._look_up(layer)
+        return table
 
     def file_read(self, layer: Layer) -> Path | None:
         """The file that `table` reads."""
-        opened: list[Path] = []
-        self._look_up(layer, {}, opened)
+        _, opened = self._look_up(layer)
         return opened[-1] if opened else None
 
     def down_file_read(self, layer: Layer) -> Path | None:
         """The file that the second product of experts has for itself."""
         if not (self.has_down_files and layer.e):
             return None
-        path = self.file_read(replace(layer, op=DOWN_OP))
-        return path if path and path.name == self.file_name(replace(layer, op=DOWN_OP)) else None
+        path = self.file_read(layer.second_product)
+        return path if path and path.name == self.file_name(layer.second_product) else None
 
     def config(self, layer: Layer, m: int) -> Values:
         """The config of a launch with M rows (tokens): an entry, or else the engine's default; of SGLang's experts that
         of both products (`pair.py`)."""
-        self._look_up(layer, {})  # raises if the engine's look-up fails
+        self._look_up(layer)  # raises if the engine's look-up fails
         if layer.op == "linear":
             launch = self.launches("linear", lambda: self.run_linear(layer, m))[0]
             return {key: value for key, value in launch.named.items() if key != "needs_masking"}
@@ -138,7 +144,7 @@ class ServingEngine:
 
     def kernel(self, op: str) -> Any:
         """The Triton function that the op's config files are for."""
-        name = self._modules.linear_kernel if op == "linear" else "fused_moe_kernel"
+        name = self._names.linear_kernel if op == "linear" else "fused_moe_kernel"
         return getattr(self._module_of(op), name)
 
     def source_hash(self, op: str) -> str:
@@ -150,7 +156,7 @@ class ServingEngine:
         import torch
 
         block_n, block_k = layer.block or (1, 1)
-        launcher = getattr(self.fp8, self._modules.linear_launcher)
+        launcher = getattr(self.fp8, self._names.linear_launcher)
         with torch.device("meta"):
             a, b = (torch.empty(rows, layer.k, dtype=self.device.fp8) for rows in (m, layer.n))
             scales = [torch.empty(rows, -(-layer.k // block_k)) for rows in (m, -(-layer.n // block_n))]
@@ -159,27 +165,18 @@ class ServingEngine:
     def _module_of(self, op: str) -> Any:
         return self.fp8 if op == "linear" else self.moe
 
-    def _look_up(self, layer: Layer, names: Names, opened: list[Path] | None = None) -> dict[int, Values] | None:
-        """The engine's look-up as a fresh process does it; `names` replace those of its module meanwhile. The files
-        that it opens are added to `opened`. Raises ServingEngineError, which names the file that cannot be read."""
-        opened = [] if opened is None else opened
-        block_n, block_k = layer.block or (0, 0)
-        module, function = self.fp8, LINEAR_LOOKUP
-        args: tuple[Any, ...] = (layer.n, layer.k, block_n, block_k)
-        named: Names = {}
-        if layer.e:
-            module, function = self.moe_lookup, MOE_LOOKUP
-            args = (layer.e, layer.n, layer.dtype or None, block_n, block_k)
-            named = {"down_moe": True} if layer.op == DOWN_OP else {}
-        elif layer.dtype != "fp8_w8a8" or not layer.block:
-            raise ServingEngineError(
-                f"of linear layers only fp8_w8a8 with a block shape has config files here, not {layer}"
-            )
-        lookup = getattr(module, function)
+    def _look_up(self, layer: Layer, **replacements: Any) -> tuple[dict[int, Values] | None, list[Path]]:
+        """The engine's look-up as a fresh process does it: the entries, None without a file, and the files that it
+        opens. `replacements` are names of its module meanwhile. Raises ServingEngineError, which names the file that
+        cannot be read."""
+        module = self.moe_lookup if layer.e else self.fp8
+        call = self._lookup_call(layer)
+        lookup: Any = call.func
         lookup.cache_clear()
-        with replaced(module, {"open": recording_paths(opened, open), **names}):
+        opened: list[Path] = []
+        with replaced(module, {"open": recording_paths(opened, open), **replacements}):
             try:
-                table: dict[int, Values] | None = lookup(*args, **named)
+                table: dict[int, Values] | None = call()
             except Exception as e:  # whatever the engine's own code raises
                 task = f"cannot read {opened[-1]}" if opened else f"fails for {layer}"
                 raise ServingEngineError(f"{self.project} {self.version} {task}: {type(e).__name__}: {e}") from e
@@ -187,18 +184,20 @@ class ServingEngine:
         for key, values in (table or {}).items():
             if not isinstance(values, dict):
                 raise ServingEngineError(f"{opened[-1]}: the entry of {key} is not a config, but {values!r:.80}")
-        return table
+        return table, opened
 
-    def _paths_tried(self, layer: Layer) -> list[Path]:
-        """The paths at which the engine looks for the file: all of them, as none is there for this look-up."""
-        tried: list[Path] = []
-        path_module = SimpleNamespace(**{**vars(os.path), "exists": recording_paths(tried, lambda path: False)})
-        self._look_up(layer, {"os": SimpleNamespace(**{**vars(os), "path": path_module})})
-        if not tried:
+    def _lookup_call(self, layer: Layer) -> partial[Any]:
+        """The call of the engine's look-up for a layer. Raises ServingEngineError."""
+        block_n, block_k = layer.block or (0, 0)
+        if layer.e:
+            lookup = getattr(self.moe_lookup, MOE_LOOKUP)
+            is_second = {"down_moe": True} if layer.op == "moe_down" else {}  # a parameter of SGLang's alone
+            return partial(lookup, layer.e, layer.n, layer.dtype or None, block_n, block_k, **is_second)
+        if layer.dtype != "fp8_w8a8" or not layer.block:
             raise ServingEngineError(
-                f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?"
+                f"of linear layers only fp8_w8a8 with a block shape has config files here, not {layer}"
             )
-        return tried
+        return partial(getattr(self.fp8, LINEAR_LOOKUP), layer.n, layer.k, block_n, block_k)
 
 
 @contextmanager
@@ -245,19 +244,19 @@ def load_engine(root: Path, device: EngineDevice, more: Sequence[str] = ()) -> S
     except ImportError as e:
         needs = f"to load {package.folder}, torch and triton have to be installed here"
         raise ServingEngineError(f"{needs} ({e}): {INSTALL}") from e
-    modules = ENGINE_MODULES[package.project]
-    importer = EngineImporter(package.folder, package.project, (*modules.executed, *more), supplied)
+    names = PROJECTS[package.project]
+    importer = EngineImporter(package.folder, package.project, (*names.executed, *more), supplied)
     # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
     with replaced(torch, {"compile": Stub("torch.compile", {})}):
         execute_modules(importer)
-    for module, lookup in ((modules.fp8, LINEAR_LOOKUP), (modules.moe_lookup, MOE_LOOKUP)):
+    for module, lookup in ((names.fp8, LINEAR_LOOKUP), (names.moe_lookup, MOE_LOOKUP)):
         if not hasattr(sys.modules[module], lookup):
             fault = f"{package.folder} is not a {package.project} of a version that is known"
             raise ServingEngineError(f"{fault}: {module} has no {lookup}")
     if not is_vllm:
         # SGLang asks torch for the shared memory of a block
         shared_bytes = SMALL_SHARED_BYTES if device.arch in (86, 89, 120, 121) else None
-        lookup_names = vars(sys.modules[modules.moe_lookup])
+        lookup_names = vars(sys.modules[names.moe_lookup])
         lookup_names["_get_cuda_shared_memory_per_block_optin"] = lambda: shared_bytes
         lookup_names["logger"].warning_once = lambda *_: None  # a server adds this method
         if device.triton:

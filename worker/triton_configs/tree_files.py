@@ -99,26 +99,23 @@ def _begins(stem: str, name: str) -> bool:
 
 
 class FileText(NamedTuple):
-    """A text to be written to `target`, made of the file `source`."""
+    """A text to be written."""
 
     source: Path
+    """The file that the shape reads now, of which the text is made."""
     target: Path
+    """The file to be written: the shape's own, or the default."""
     text: str
 
 
 class FilePlan(NamedTuple):
     """A file as a merge is to write it."""
 
-    source: Path
-    """The file that the shape reads now."""
-    target: Path
-    """The file to be written: the shape's own, or the default."""
+    file: FileText
     old: dict[str, Bucket]
-    """The buckets of the source."""
+    """The buckets of its source."""
     new: dict[str, Bucket]
-    """The buckets of the target."""
-    text: str
-    """The target's text."""
+    """The buckets of its target."""
     beside: FileText | None = None
     """A second file that must be written with it: that of the second product, in SGLang."""
 
@@ -133,10 +130,8 @@ def plan_file(
     source = target = resolver.folder(kind.config, kind.backend).default
     if shape is not None:
         b, n, k = shape
-        if not kind.batch_in_name:
-            b = None
-        source, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
-        target = resolver.own_file(kind.config, n, k, b, kind.backend)
+        source, _ = resolver.file_for(kind, n, k, b)
+        target = resolver.own_file(kind, n, k, b)
     source_file = resolver.read(source)
     old = source_file.buckets
     # values that the loader takes for missing keys are written out
@@ -149,7 +144,7 @@ def plan_file(
         text = text_with_buckets(source_file, new)
     else:
         text = text_of_buckets(new, indent_of(source_file.text))
-    return FilePlan(source, target, old, new, text)
+    return FilePlan(FileText(source, target, text), old, new)
 
 
 def place_winners(old: Mapping[str, Bucket], winners: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:

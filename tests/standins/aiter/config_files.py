@@ -12,13 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.aiter_trial import LoaderArguments
-from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.aiter_trial import LoaderArguments, LookupTrial
 from orchestrator.configs.winners import AITER_FOLDER, COLUMNS, TABLE
 from orchestrator.files.write import write_csv
 from tests.standins.aiter import triton_gemm
 from tests.support.files import write_files
-from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.kinds import BY_CONFIG, BY_NAME
 from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for
 
 FOLDERS = """
@@ -90,9 +89,8 @@ def resolved(root: Path, arch: str, calls: Sequence[LoaderArguments], *, alone: 
     fresh = Resolver(root, arch)
 
     def answer(c: LoaderArguments) -> dict[str, Any]:
-        buckets = fresh.read(
-            fresh.file_for(*(c[name] for name in ("config_name", "N", "K", "B", "backend")))[0]
-        ).buckets
+        path, _ = fresh.file_for(BY_CONFIG[c["config_name"]], c["N"], c["K"], c["B"])
+        buckets = fresh.read(path).buckets
         return buckets[bucket_for(buckets, c["M"], c["bounds"])]
 
     return LookupTrial(tuple(answer(c) for c in calls), "a stand-in")

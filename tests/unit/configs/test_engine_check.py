@@ -27,11 +27,11 @@ from orchestrator.image.image_files import ENGINES
 from tests.support.engines import tree, wheel
 from worker.foreign.runner import ForeignCodeError
 from worker.text import Finding
-from worker.triton_configs.engine_package import CONFIG_FOLDERS, ServingEngineError, locate_engine
+from worker.triton_configs.engine_package import PROJECTS, ServingEngineError, locate_engine
 from worker.triton_configs.resolve import CONFIGS
 
-LINEAR, MOE = CONFIG_FOLDERS["vllm"]
-S_LINEAR, S_MOE = CONFIG_FOLDERS["sglang"]
+LINEAR, MOE = PROJECTS["vllm"].config_folders
+S_LINEAR, S_MOE = PROJECTS["sglang"].config_folders
 USUAL = {
     "BLOCK_SIZE_M": 64,
     "BLOCK_SIZE_N": 128,
@@ -308,7 +308,9 @@ def test_a_missing_triton_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     assert str(done.exception).endswith(": pip install '.[triton,torch]' in a checkout of gemmfleet")
 
 
-def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path) -> None:
+def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # names alone are read
+    monkeypatch.delitem(sys.modules, "orchestrator.configs.engine_check")
     log = tmp_path / "server.log"
     missing = "Config file not found at /x/triton_3_6_0/{}.json, you can create them"
     sizes = ("E=32,N=1792{}", "E=512,N=128{},dtype=fp8_w8a8,block_shape=[128, 128]", "E=3,N=7{}")

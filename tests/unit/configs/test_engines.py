@@ -177,7 +177,7 @@ def test_a_new_file_gives_the_default_where_nothing_was_proven(root: Path, tmp_p
     new = entries(change.path)
     assert {m: picked(new, m) for m in default} == default
     assert [picked(new, m) == NEW for m in (56, 57, 80, 81)] == [False, True, True, False]
-    assert "every model with its E and N (measured: E=160 N=640 K=4096 topk=8)" in change.callers
+    assert "every model with its E and N (measured: E=160 N=640 K=4096 topk=8)" in change.readers
     assert [n.rpartition("device_name=")[2].partition(",")[0] for n in done.notes] == [
         "AMD_Instinct_MI355_OAM",
         "0x75b0",
@@ -342,7 +342,7 @@ def test_models_that_share_a_file_are_named_where_they_were_not_measured(root: P
     slim = Layer("moe", 256, 2048, 256, 4, "fp8_w8a8", (128, 128))
     here_too = document(slim, key=8, first=7, last=10)
     done = merge_run(ran(tmp_path / "run", document(wide), document(slim), here_too), root)
-    assert done.changes[0].callers[-1] == "NVIDIA H200 NVL"
+    assert done.changes[0].readers[-1] == "NVIDIA H200 NVL"
     assert any(n.endswith("M=7-10 was not measured for E=256 N=256 K=7168 topk=8") for n in done.notes)
 
 

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import aiter_tree as merging
-from orchestrator.configs.aiter_trial import LoaderArguments, run_trial
-from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.aiter_trial import LoaderArguments, LookupTrial, run_trial
 from orchestrator.configs.decisions import DOCUMENT_FIELD, decide_winners
 from orchestrator.configs.default_readers import RECHECK_LIST
 from orchestrator.configs.journal import MergeJournal, undo_merge
@@ -87,7 +86,7 @@ def test_a_new_file_holds_every_bucket_of_the_default_and_moves_no_other_m(
         ("M_LEQ_16", values(32)), ("M_LEQ_64", values(16)), ("M_LEQ_256", values(64)), ("any", values(128)),
     ]  # fmt: skip
     assert files[f"gemm/{OWN}"].startswith('{\n  "M_LEQ_16": {\n    "BLOCK_SIZE_M"')  # the default's indent
-    assert [(c.path.name, c.before, c.source.name, c.callers) for c in done.changes] == [
+    assert [(c.path.name, c.before, c.source.name, c.readers) for c in done.changes] == [
         (OWN, None, "gfx950-GEMM-A16W16.json", (QUANT,))
     ]
     now, after = trials
@@ -262,7 +261,7 @@ def test_an_operator_that_the_tuner_cannot_call_is_the_users_to_check(root: Path
     assert f"through {CAT} not measured again: 33x512x1024" in fault
     assert fault.endswith(f"compare its 2 measurements yourself, then give --checked {CAT}")
     assert (run / AITER_FOLDER / RECHECK_LIST).read_text() == "M,N,K\n", "there is nothing that the tuner could measure"
-    assert merge_run(run, root, default=True, lists=[mine], checked=[CAT]).changes[0].callers == (QUANT, CAT)
+    assert merge_run(run, root, default=True, lists=[mine], checked=[CAT]).changes[0].readers == (QUANT, CAT)
     assert json.loads(text_of(root)[NAME])["checked"] == [CAT]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,12 @@ def test_where_the_file_of_a_shape_lies(
     files: list[str], loader: str, backend: str | None, found: str, tmp_path: Path
 ) -> None:
     r = resolver(tmp_path, dict.fromkeys(files, ANY), loader)
-    target = r.own_file(NAME, 8, 16, 2 if loader == FLAT else None, backend)
+    kind = replace(BY_NAME["a16w16"], backend=backend, batch_in_name=loader == FLAT)
+    target = r.own_file(kind, 8, 16, 2)
     assert str(target.relative_to(tmp_path / "aiter/ops/triton/configs")) == found
-    assert r.file_for(NAME, 8, 16, None, backend) == (r.folder(NAME, backend).default, False)
+    assert r.file_for(kind, 8, 16) == (r.folder(NAME, backend).default, False)
     tree(tmp_path, {found: ANY}, loader)
-    assert r.file_for(NAME, 8, 16, None, backend) == (target, True)
+    assert r.file_for(kind, 8, 16) == (target, True)
 
 
 @pytest.mark.parametrize(
@@ -72,17 +74,19 @@ def test_a_specialised_file_replaces_the_default_wholly(tmp_path: Path) -> None:
     own = {"M_LEQ_16": values(16), "any": values(2)}
     files = {OLD: {"M_LEQ_64": values(64), **ANY}, f"gemm/gfx950-{NAME}-N=8-K=16.json": own}
     r = resolver(tmp_path, files)
-    found = r.config_for("a16w16", 64, 8, 16)
+    kind = BY_NAME["a16w16"]
+    found = r.config_for(kind, 64, 8, 16)
     assert (found.bucket, found.values, found.specialised) == ("any", values(2), True)
-    assert r.config_for("a16w16", 16, 8, 16).bucket == "M_LEQ_16"
-    assert r.config_for("a16w16", 64, 8, 32).bucket == "M_LEQ_64"
+    assert r.config_for(kind, 16, 8, 16).bucket == "M_LEQ_16"
+    assert r.config_for(kind, 64, 8, 32).bucket == "M_LEQ_64"
 
 
 def test_a_file_of_b_comes_first_where_the_caller_gives_b(tmp_path: Path) -> None:
     name = "BATCHED_GEMM-A16W16"
     r = resolver(tmp_path, {f"gemm/gfx950-{name}{s}.json": ANY for s in ("", "-N=8-K=16", "-B=2-N=8-K=16")})
-    assert "-B=2-" in r.config_for("batched_bf16", 1, 8, 16, 2).path.name
-    assert r.config_for("batched_bf16", 1, 8, 16, 3).path.name == f"gfx950-{name}-N=8-K=16.json"
+    kind = BY_NAME["batched_bf16"]
+    assert "-B=2-" in r.config_for(kind, 1, 8, 16, 2).path.name
+    assert r.config_for(kind, 1, 8, 16, 3).path.name == f"gfx950-{name}-N=8-K=16.json"
 
 
 def test_lower_bounds_come_first_then_the_highest_reached_then_any() -> None:

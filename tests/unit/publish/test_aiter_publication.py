@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.configs import aiter_tree as merging
-from orchestrator.configs.aiter_trial import LoaderArguments
-from orchestrator.configs.config_tree import LookupTrial
+from orchestrator.configs.aiter_trial import LoaderArguments, LookupTrial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.publish.aiter_checks import CHECKS, FOLDER, MAX_LINE, run_check, run_verify
@@ -283,6 +282,7 @@ def test_a_check_that_cannot_run_is_not_green(tmp_path: Path) -> None:
         (("--onto", "{tmp}"), "not a git repository"),
         (("--onto", "{tmp}/aiter", "--base", "v9"), "has no commit 'v9'; fetch it there first"),
         (("--onto", "{tmp}/aiter", "--branch", "a..b"), "not a valid branch name; name another with --branch"),
+        (("--onto", "{tmp}/aiter", "--branch", "main/x"), "main/x cannot be beside the branch main; name another with"),
         (("--onto", "{tmp}/aiter", "--refresh"), "is not a branch there"),
         (("--onto", "{tmp}/aiter", "--verify"), "name the nodes with -i INV"),
         (("--onto", "{tmp}/aiter", "--title", "Tune bf16 GEMMs"), "--title names bf16, and the rows are of fp4"),

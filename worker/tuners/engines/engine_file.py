@@ -80,8 +80,8 @@ class EngineFile(FileSearch):
         if options.captured and len(searched) > 1:
             searched = searched[:-1]  # captured routings take the place of the last
         self._searched_labels = with_captured(searched, options)
-        self._configs: dict[str, TileConfig] = {}  # the file's, by name
-        self._keys_won: dict[str, set[int]] = {}  # searched M at which a config, by its name, was among the fastest
+        self._configs: dict[str, TileConfig] = {}  # the file's, by their names in points
+        self._keys_won: dict[str, set[int]] = {}  # searched M at which a config, by that name, was among the fastest
         self._searched: set[int] = set()  # M that were searched
         self._points: list[MeasuredPoint] = []
         self._deadline = math.inf  # no further M is begun after it
@@ -134,8 +134,9 @@ class EngineFile(FileSearch):
     def _keep(self, winners: Iterable[TileConfig], m: int) -> None:
         """Add winners of a searched M to the file's configs."""
         for config in winners:
-            self._configs.setdefault(config.name, config)
-            self._keys_won.setdefault(config.name, set()).add(m)
+            name = point_name(config)
+            self._configs.setdefault(name, config)
+            self._keys_won.setdefault(name, set()).add(m)
 
     # --- measurements of all configs, M by M
 
@@ -146,7 +147,7 @@ class EngineFile(FileSearch):
         if not self.shapes:
             return
         default = tile_config(self.source.default_config(self._problem), self.source.prefix)
-        self._configs.setdefault(default.name, default)
+        self._configs.setdefault(point_name(default), default)
         for m in sorted(self.shapes):
             self._tune_shape_at(m)
         self._measure_further_ms(now() - self._began)
@@ -227,20 +228,19 @@ class EngineFile(FileSearch):
             self.context.emit.point(task.shape.id, record.to_document())
         return measuring
 
-    def _promising(self, m: int) -> dict[str, TileConfig]:
+    def _promising(self, m: int) -> list[TileConfig]:
         """The configs to measure at an M: the winners of the searches nearby, and those of others that may be about as
         fast, by their nearest measurement and the model; those that are expected to be fastest first."""
         times = FileTimes(self._points, (), self._estimate)
-        expected_us = {name: times.expected_at(point_name(config), m) for name, config in self._configs.items()}
+        expected_us = {name: times.expected_at(name, m) for name in self._configs}
         least_us = min((us for us in expected_us.values() if us), default=0.0)
         near_keys = nearest_keys(sorted(self._searched), m)
-        promising: list[str] = []
-        for name, us in expected_us.items():
+        promising: list[TileConfig] = []
+        for name in sorted(expected_us, key=lambda name: expected_us[name]):
             won_nearby = not near_keys.isdisjoint(self._keys_won.get(name, set()))
-            if won_nearby or us <= PROMISING * least_us:
-                promising.append(name)
-        promising.sort(key=lambda name: expected_us[name])
-        return {name: self._configs[name] for name in promising}
+            if won_nearby or expected_us[name] <= PROMISING * least_us:
+                promising.append(self._configs[name])
+        return promising
 
     def _point(self, m: int, label: str, named: SpecShape) -> PointTask:
         """A point. `named`: the shape in whose name it is measured if its M is not one of the workload."""

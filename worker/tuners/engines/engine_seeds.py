@@ -13,9 +13,12 @@ Imports neither torch nor triton.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from glob import escape
 from typing import TYPE_CHECKING
 
+from worker.triton_configs.engine_config_file import EngineConfigFile
+from worker.triton_configs.engine_package import Layer
 from worker.tuners.search.seeds import NEAREST_FILES, Seeds, size_distance
 from worker.tuners.search.tile_config import TileConfig, Values, tile_config
 
@@ -33,16 +36,14 @@ class EngineSeeds(Seeds):
 
     def sizes(self, problem: LayerProblem) -> tuple[int, ...]:
         """M and the sizes in the name of the layer's file."""
-        return (problem.m, *self._file_sizes(problem))
+        return (problem.m, *problem.layer.sizes_in_name)
 
     def configs_of_files(self, problem: LayerProblem) -> list[TileConfig]:
         """Today's config, its neighbours in the file, the default, those of the nearest files of this device."""
         configs: list[Values] = [self._engine.config(problem.layer, problem.m)]
         configs += self._neighbours_in_file(problem)
         configs.append(self.source.default_config(problem))
-        for sizes in self._nearest_sizes(problem):
-            layer = self.source.with_sizes(problem.layer, sizes)
-            configs.append(self._engine.config(layer, problem.m))
+        configs += [self._engine.config(layer, problem.m) for layer in self._nearest_layers(problem)]
         return [tile_config(values, self.source.prefix) for values in configs]
 
     def _neighbours_in_file(self, problem: LayerProblem) -> list[Values]:
@@ -55,27 +56,24 @@ class EngineSeeds(Seeds):
         neighbours = keys[nearest + 1 : nearest + 2] + keys[max(0, nearest - 1) : nearest]
         return [self._engine.config(problem.layer, key) for key in neighbours]
 
-    def _nearest_sizes(self, problem: LayerProblem) -> list[tuple[int, ...]]:
-        """The sizes of the NEAREST_FILES other files that come nearest to those of the layer's own."""
-        sizes = self._file_sizes(problem)
-        by_distance = sorted(
-            self._sizes_of_other_files(problem), key=lambda others: (size_distance(sizes, others), others)
+    def _nearest_layers(self, problem: LayerProblem) -> list[Layer]:
+        """The layers of the NEAREST_FILES files whose sizes come nearest to those of the layer."""
+        sizes = problem.layer.sizes_in_name
+        layers = sorted(
+            self._layers_with_files(problem.layer),
+            key=lambda other: (size_distance(sizes, other.sizes_in_name), other.sizes_in_name),
         )
-        return by_distance[:NEAREST_FILES]
+        return layers[:NEAREST_FILES]
 
-    def _sizes_of_other_files(self, problem: LayerProblem) -> set[tuple[int, ...]]:
-        """Sizes in the names of the files that are there for layers of the kind on this device."""
-        head, mark, rest = self._engine.file_name(problem.layer).partition(",device_name")
+    def _layers_with_files(self, layer: Layer) -> set[Layer]:
+        """Layers that differ from this one in the sizes of its file's name alone, and have a file on this device."""
+        head, mark, rest = self._engine.file_name(layer).partition(",device_name")
         pattern = re.sub(r"\d+", "*", head) + escape(mark + rest)
-        sizes: set[tuple[int, ...]] = set()
-        for folder in self._engine.folders(problem.layer):
-            sizes |= {_sizes_in_name(path.name) for path in folder.glob(pattern)}
-        return sizes
-
-    def _file_sizes(self, problem: LayerProblem) -> tuple[int, ...]:
-        return _sizes_in_name(self._engine.file_name(problem.layer))
-
-
-def _sizes_in_name(name: str) -> tuple[int, ...]:
-    """Sizes in the name of a file, (E, N) or (N, K): `N=2112,K=7168,device_name=...` has (2112, 7168)."""
-    return tuple(map(int, re.findall(r"\d+", name.partition(",device_name")[0])))
+        layers: set[Layer] = set()
+        for folder in self._engine.folders(layer):
+            for file in map(EngineConfigFile.from_path, folder.glob(pattern)):
+                if file and layer.e:
+                    layers.add(replace(layer, e=file.layer.e, n=file.layer.n))
+                elif file:
+                    layers.add(replace(layer, n=file.layer.n, k=file.layer.k))
+        return layers

@@ -12,7 +12,7 @@ Imports neither torch nor triton.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from worker.triton_configs.cutting import KEEP
 from worker.triton_configs.point_record import ConfigTime, PointRecord
@@ -38,17 +38,16 @@ class FileAtM(BucketSearch):
         self,
         file: FileSearch,
         points: Sequence[PointTask],
-        configs: Mapping[str, TileConfig],
+        configs: Sequence[TileConfig],
         effort: Effort,
         *,
         quiet: bool,
     ) -> None:
-        """`points`: the M at each routing. `configs`: by name. `quiet`: the rows of the candidates are not emitted."""
+        """`points`: the M at each routing. `configs`: the file's. `quiet`: the candidates' rows are not emitted."""
         self._m = points[0].point.m
         super().__init__(file, f"M={self._m}", points, {})
-        self.configs |= configs
-        for task in points:
-            self.configs.setdefault(task.today.name, task.today)
+        for config in (*configs, *(task.today for task in points)):
+            self.configs.setdefault(config.name, config)
         self._choosable = dict(self.configs)  # today's, and those that were slower than it at no routing so far
         self._effort = effort
         self._is_quiet = quiet

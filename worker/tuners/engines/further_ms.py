@@ -65,7 +65,7 @@ class FileTimes:
     def config_at(self, point: MeasuredPoint) -> str:
         """The config that a measured M gets."""
         for cut_range in self.ranges:
-            if cut_range.first <= point.m <= cut_range.last and cut_range.config != KEEP:
+            if cut_range.holds(point.m) and cut_range.config != KEEP:
                 return cut_range.config
         return point.today
 

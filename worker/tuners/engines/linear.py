@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,9 +49,6 @@ class LinearSource(EngineSource):
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> LayerProblem:
         m, n, k = (size_of(key, column) for column in "MNK")
         return LayerProblem(family, 1, m, n, k, fp8_of(gfx), layer=Layer.from_key(key))
-
-    def with_sizes(self, layer: Layer, sizes: Sequence[int]) -> Layer:
-        return replace(layer, n=sizes[0], k=sizes[1])
 
     def space(self, problem: LayerProblem, target: Target) -> Space:
         return Space(

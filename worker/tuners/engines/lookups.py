@@ -1,48 +1,34 @@
-"""Asks vLLM's and SGLang's own code, without a GPU, about a config file: which look-up reads it, and which kernel
-Triton compiles for each of its entries.
+"""Asks vLLM's and SGLang's own code, without a GPU, which look-up reads a config file.
 
 A look-up is a function of the engine that forms a file's name from the sizes of a layer, and reads the file if it is
 there. `EngineLookups.find_lookup` gives all of them the sizes in a file's name, and sees which one forms that very
-name. `bind` and `compiled` then run the engine's launcher with an entry on tensors without memory: it ends where Triton
-would compile, or with the compiled kernel. `orchestrator/configs/engine_check.py` makes findings of the answers; the
-tuner's own launches are in `source.py`. Imports triton, and torch only to ask an engine: `configs check` itself does
-without its two seconds.
+name. `entry_kernels.py` asks which kernel an entry gets. `orchestrator/configs/engine_check.py` makes findings of both.
+Imports triton, and torch only to ask an engine: `configs check` itself does without its two seconds.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import triton
-import triton.language as tl
 
-from worker.text import Level, clean
+from worker.text import Level
+from worker.triton_configs.engine_config_file import EngineConfigFile
 from worker.triton_configs.engine_modules import replaced
-from worker.triton_configs.engine_package import ENGINE_MODULES, EngineDevice, Layer, ServingEngineError
-from worker.triton_configs.serving_engine import (
-    LINEAR_LOOKUP,
-    MOE_LOOKUP,
-    Values,
-    load_engine,
-    recording_paths,
-    taking_quantized,
-)
-from worker.tuners.search.compiling import compile_candidate, compile_for, compiling, facts_of
-from worker.tuners.search.source import CompileFacts, KernelSource
+from worker.triton_configs.engine_package import PROJECTS, EngineDevice, ServingEngineError
+from worker.triton_configs.pair import Values
+from worker.triton_configs.serving_engine import LINEAR_LOOKUP, MOE_LOOKUP, load_engine, recording_paths
+from worker.tuners.engines.entry_kernels import EntryKernels, call_by_name
+from worker.tuners.search.compiling import compile_for
 from worker.tuners.search.target import Target, datasheet_target
-
-if TYPE_CHECKING:
-    import torch
 
 Table = Mapping[int, Values]
 """The entries of a file by M."""
@@ -64,45 +50,6 @@ class LookupAnswer(NamedTuple):
     fault: FileFault | None
 
 
-FunctionName = tuple[str, str]
-"""(module, name) of a function of an engine."""
-
-
-class EngineFunctions(NamedTuple):
-    """Functions of an engine: what gives the dtype of a MoE layer as file names have it, its default config, the
-    launcher of its GEMMs, and every look-up."""
-
-    moe_dtype: FunctionName
-    moe_default: FunctionName
-    moe_launcher: FunctionName
-    lookups: tuple[FunctionName, ...]
-
-
-_VLLM = ENGINE_MODULES["vllm"]
-_SGLANG = ENGINE_MODULES["sglang"]
-ENGINE_FUNCTIONS = {
-    "vllm": EngineFunctions(
-        ("vllm.model_executor.layers.fused_moe.config", "_get_config_dtype_str"),
-        (_VLLM.moe_lookup, "get_default_config"),
-        (_VLLM.moe, "invoke_fused_moe_triton_kernel"),
-        (
-            (_VLLM.fp8, LINEAR_LOOKUP),
-            (_VLLM.moe_lookup, MOE_LOOKUP),
-            ("vllm.model_executor.layers.fused_moe.fused_flydsl_moe", "try_get_optimal_config"),
-        ),
-    ),
-    "sglang": EngineFunctions(
-        (_SGLANG.moe_lookup, "get_config_dtype_str"),
-        (_SGLANG.moe_lookup, "get_default_config"),
-        (_SGLANG.moe, "invoke_fused_moe_kernel"),
-        (
-            (_SGLANG.fp8, LINEAR_LOOKUP),
-            (_SGLANG.moe_lookup, MOE_LOOKUP),
-            (_SGLANG.fp8, "get_w8a8_channelwise_fp8_configs"),
-            ("sglang.kernels.ops.gemm.int8_kernel", "get_w8a8_block_int8_configs"),
-        ),
-    ),
-}
 # Chips by a word of their devices' names; entries of other devices are not compiled. NVIDIA's shared memory of a
 # program: CUDA C Programming Guide, table of compute capabilities.
 CHIPS = {
@@ -118,77 +65,28 @@ CHIPS = {
     "R9700": replace(datasheet_target("gfx942"), arch="gfx1201", warp_size=32),
     "8060S": replace(datasheet_target("gfx942"), arch="gfx1151", warp_size=32),
 }
-HIDDEN = 4096
-"""Hidden size of a MoE layer: no name says it."""
-TOPK = 8
-"""Experts of a token: no name says this either."""
-QUANTIZED = ("fp8_w8a8", "int8_w8a8", "int8_w8a16", "int4_w4a16")
-"""The dtypes for which both launchers have a flag `use_...`."""
-_FILE_NAME = re.compile(
-    r"(?:E=(\d+),N=(\d+)|N=(\d+),K=(\d+)),device_name=([^,]*?)(?:,dtype=(\w+?))?(?:,block_shape=\[(\d+), ?(\d+)\])?"
-    r"((?:,\w+=\w+?)*(?:_down)?)\.json"
-)
-
-
-class EngineConfigFile(NamedTuple):
-    """A config file by its name, `E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True_down.json`.
-
-    `rest`: what follows the sizes, the device, dtype and block shape (`,per_channel_quant=True_down`).
-    """
-
-    path: Path
-    layer: Layer
-    device: str
-    rest: str
-
-    @classmethod
-    def from_path(cls, path: Path) -> EngineConfigFile | None:
-        """None for a file that is not named as config files are."""
-        match = _FILE_NAME.fullmatch(path.name)
-        if match is None:
-            return None
-        experts, moe_n, n, k, device, dtype, block_n, block_k, rest = match.groups("")
-        block = (int(block_n), int(block_k)) if block_n else None
-        if experts:
-            layer = Layer("moe", int(moe_n), HIDDEN, int(experts), TOPK, dtype, block)
-        else:
-            layer = Layer("linear", int(n), int(k), 0, TOPK, dtype, block)
-        return cls(path, layer, device, rest)
-
-    @property
-    def is_second_product(self) -> bool:
-        """True for a file of SGLang that is for the second GEMM of experts alone."""
-        return self.rest.endswith("_down")
-
-    @property
-    def is_per_channel(self) -> bool:
-        """True if each row of W has a scale of its own."""
-        return "per_channel" in self.rest
 
 
 class EngineLookups:
-    """The look-ups and launchers of one engine, loaded into this process as they are on one device.
-
-    It is a `KernelSource` as far as `compile_candidate` uses one: `enter` and `compile`.
-    """
+    """The look-ups of one engine, loaded into this process as they are on one device, and its `kernels`."""
 
     def __init__(self, package: Path, device: str) -> None:
         """`device`: as in file names. Raises ServingEngineError."""
         self.target = chip_of(device)  # None: nothing can be compiled for it
-        self._compile_target = self.target or datasheet_target(90)
-        self._results: dict[str, Values] = {}
-        self.enter(self._compile_target)
-        functions = ENGINE_FUNCTIONS[package.name]
-        wanted = [functions.moe_dtype, functions.moe_default, functions.moe_launcher, *functions.lookups]
-        executed = ENGINE_MODULES[package.name].executed
-        more = [module for module, _ in wanted if module not in executed]
+        compile_target = self.target or datasheet_target(90)
+        compile_for(compile_target)
+        names = PROJECTS[package.name]
+        lookups = [(names.fp8, LINEAR_LOOKUP), (names.moe_lookup, MOE_LOOKUP), *names.further_lookups]
+        wanted = [names.moe_dtype, *lookups]
+        more = [module for module, _ in wanted if module not in names.executed]
         name = name_in_vllm(package, device).replace("_", " ")
-        self.engine = load_engine(package, EngineDevice(name, self._compile_target.arch), more)
+        self.engine = load_engine(package, EngineDevice(name, compile_target.arch), more)
         try:
             loaded = [inspect.unwrap(getattr(sys.modules[module], function)) for module, function in wanted]
+            self.kernels = EntryKernels(self.engine, compile_target)
         except AttributeError as e:
             raise ServingEngineError(f"{package} is of a version that is not known: {e}") from e
-        self._moe_dtype, self._moe_default, self._moe_launcher, *self._lookups = loaded
+        self._moe_dtype, *self._lookups = loaded
 
     def find_lookup(self, file: EngineConfigFile) -> LookupAnswer:
         """Ask each look-up that takes such sizes for the file, until one reads it or another file of its name.
@@ -240,121 +138,6 @@ class EngineLookups:
             return {**arguments, "E": layer.e, "num_experts": layer.e}
         return {**arguments, "K": layer.k}
 
-    def bind(self, file: EngineConfigFile, m: int, values: Values | None) -> tuple[str, Values]:
-        """(key, constants) of the kernel that the engine would launch for M rows with these values, or its default.
-
-        The key differs wherever the code may. Raises what the engine or Triton raises.
-        """
-        specialization: list[str] = []
-        constants: Values = {}
-
-        def stop_compilation(*, fn: Any, compile: Values, **_: Any) -> bool:
-            names = fn.jit_function.arg_names
-            specialization.extend((fn.jit_function.cache_key, compile["specialization_data"]))
-            constants.update({names[path[0]]: value for path, value in compile["constants"].items()})
-            return True  # nothing is compiled then
-
-        with replaced(cast(ModuleType, triton.knobs.runtime), {"jit_cache_hook": stop_compilation}):
-            self._launch(file, m, values)
-        return hashlib.sha256(repr(specialization).encode()).hexdigest(), constants
-
-    def compiled(self, key: str, file: EngineConfigFile, m: int, values: Values) -> Values:
-        """Status, detail and facts of an entry, which is compiled once. `key`: of `bind`."""
-        if key not in self._results:
-            source = cast(KernelSource, self)
-            status, detail, facts = compile_candidate(source, self._compile_target, (file, m, values))
-            fact_fields = asdict(facts) if facts else {"spills": 0}
-            self._results[key] = {**fact_fields, "status": status, "detail": clean(detail, 300)}
-        return self._results[key]
-
-    def enter(self, target: Target) -> None:
-        """Have this process compile for a chip, as the search's sources do."""
-        compile_for(target)
-
-    def compile(self, job: tuple[EngineConfigFile, int, Values], target: Target) -> CompileFacts:
-        """Compile an entry's kernel. Raises what the compiler raises."""
-        with compiling() as kernels:
-            self._launch(*job)
-        self.engine.kernel(job[0].layer.op).device_caches.clear()  # else it would not bind again
-        return facts_of(kernels)
-
-    def _launch(self, file: EngineConfigFile, m: int, values: Values | None) -> None:
-        """Run the engine's launcher on operands without memory, with these values or the engine's default.
-
-        Of experts it launches their first GEMM, or their second if the file is for that one.
-        """
-        if file.layer.op == "linear":
-            table = {m: values} if values else None
-            with replaced(self.engine.fp8, {LINEAR_LOOKUP: lambda *_: table}):
-                self.engine.run_linear(file.layer, m)
-            return
-        arguments = self._moe_arguments(file, m)
-        config = values or call_by_name(self._moe_default, arguments)
-        arguments["config"] = {name: value for name, value in config.items() if name != "USE_TMA"}
-        with taking_quantized(self.engine.moe, lambda _: arguments["A_scale"]):
-            call_by_name(self._moe_launcher, arguments)
-
-    def _moe_arguments(self, file: EngineConfigFile, m: int) -> Values:
-        """Arguments of a MoE layer by the names of both engines' launchers and defaults, all but the config."""
-        layer = file.layer
-        empty = self._empty
-        return {
-            **self._operand_arguments(file, m),
-            "M": m,
-            "E": layer.e,
-            "N": layer.n,
-            "K": layer.k,
-            "topk": TOPK,
-            "dtype": layer.dtype or None,
-            "is_marlin": False,
-            "B_zp": None,
-            "B_bias": None,
-            "bias": None,
-            "mul_routed_weight": file.is_second_product,
-            "topk_weights": empty("float32", m, TOPK),
-            "topk_ids": empty("int32", m, TOPK),
-            "sorted_token_ids": empty("int32", m * TOPK),
-            "expert_ids": empty("int32", m * TOPK),
-            "num_tokens_post_padded": empty("int32", 1),
-            "block_shape": list(layer.block) if layer.block else None,
-            "compute_type": tl.float32 if layer.dtype == "float32" else tl.bfloat16,
-            "per_channel_quant": file.is_per_channel,
-            **{f"use_{name}": layer.dtype == name for name in QUANTIZED},
-        }
-
-    def _operand_arguments(self, file: EngineConfigFile, m: int) -> Values:
-        """Operands and output of the product that the file is for: A [rows, K], B [experts, N, K], their scales, C."""
-        layer = file.layer
-        dtype = layer.dtype
-        n = 2 * layer.n
-        k = layer.k
-        rows_of_token = TOPK
-        if file.is_second_product:
-            n = layer.k
-            k = layer.n
-            rows_of_token = 1
-        block_n, block_k = layer.block or (n, k)
-        a_scale_sizes = [m, -(-k // block_k)]
-        b_scale_sizes = [layer.e, -(-n // block_n), -(-k // block_k)]
-        if dtype == "fp8_w8a8" and not layer.block and not file.is_per_channel:  # one scale for a whole tensor
-            a_scale_sizes = [1]
-            b_scale_sizes = [layer.e]
-        return {
-            "A": self._empty("" if dtype.endswith("a16") else dtype, m, k),
-            "A_scale": self._empty("float32", *a_scale_sizes) if dtype.endswith("a8") else None,
-            "B": self._empty(dtype, layer.e, n, k),
-            "B_scale": self._empty("float32", *b_scale_sizes) if "_w" in dtype else None,
-            "C": self._empty("", m, TOPK, n),
-            "top_k": rows_of_token,
-        }
-
-    def _empty(self, dtype: str, *sizes: int) -> torch.Tensor:
-        """A tensor without memory. `dtype`: as in file names, of which the first word counts; bf16 for all others."""
-        import torch
-
-        dtypes = {"fp8": self.engine.device.fp8, "int8": torch.int8, "float32": torch.float32, "int32": torch.int32}
-        return torch.empty(*sizes, dtype=dtypes.get(dtype.partition("_")[0], torch.bfloat16), device="meta")
-
 
 lookups_of = lru_cache(1)(EngineLookups)
 """The latest are kept: a process holds one engine."""
@@ -379,12 +162,6 @@ def name_in_vllm(package: Path, device: str) -> str:
     if chip is None or device in names:
         return device
     return next((name for name in names if chip[0] in name), device)
-
-
-def call_by_name(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function with those of the arguments that it has parameters for."""
-    names = inspect.signature(function).parameters
-    return function(**{name: arguments[name] for name in names if name in arguments})
 
 
 def _ask_lookup(lookup: Callable[..., Any], arguments: Values) -> tuple[list[Path], Table, FileFault | None]:

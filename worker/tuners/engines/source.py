@@ -79,10 +79,6 @@ class EngineSource(KernelSource):
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> LayerProblem:
         """The problem of a shape's key columns. Raises UnsupportedError."""
 
-    @abstractmethod
-    def with_sizes(self, layer: Layer, sizes: Sequence[int]) -> Layer:
-        """The layer whose file has other sizes in its name."""
-
     def has_pairs(self, target: Target) -> bool:
         """True if each product of a layer may have a config of its own on a device."""
         return False

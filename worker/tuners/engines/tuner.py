@@ -18,7 +18,7 @@ from worker.families import FAMILIES
 from worker.protocol import Spec
 from worker.protocol.paths import SGLANG_ROOT_ENV, VLLM_ROOT_ENV
 from worker.triton_configs.engine_package import (
-    PROJECT_NAMES,
+    PROJECTS,
     EngineDevice,
     ServingEngineError,
     detect_device,
@@ -87,7 +87,7 @@ class EngineTuner(SearchTuner):
             spec = importlib.util.find_spec(self.engine)
             if spec is None or not spec.submodule_search_locations:
                 raise ServingEngineError(
-                    f"{PROJECT_NAMES[self.engine]} is not installed for this Python: name its folder or wheel,"
+                    f"{PROJECTS[self.engine].title} is not installed for this Python: name its folder or wheel,"
                     f" {self.engine}: {{root: ...}}"
                 )
             return Path(spec.submodule_search_locations[0])

@@ -24,6 +24,7 @@ from worker.bench.child import BackendServer
 from worker.bench.config_set import tree_with_configs
 from worker.bench.runner import CALLS, WARMUP, BackendRunner, per_call_us
 from worker.protocol.bench import BenchOptions, RunRule, Side, draw_rounds, mean_of_runs, needs_more_runs
+from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import Resolver
 from worker.tuners.common.helper_process import HelperError, HelperRefused
 
@@ -273,7 +274,9 @@ def test_a_runs_winners_are_laid_into_the_trees_files(tmp_path: Path) -> None:
     run = winners(tmp_path / "run", won, [{"N": 256, "file": name}, {"file": default}])
     made = tree_with_configs(tree_at(root), config_sets([f"a={run}"])["a"], tmp_path / "copy")
     resolver = Resolver(made.root, "gfx950")
-    found = [resolver.config_for("a16w16", m, n, 1024) for m, n in ((16, 256), (40, 256), (300, 256), (40, 99))]
+    found = [
+        resolver.config_for(BY_NAME["a16w16"], m, n, 1024) for m, n in ((16, 256), (40, 256), (300, 256), (40, 99))
+    ]
     assert [(c.path.name, c.values["BLOCK_SIZE_M"]) for c in found] == [
         (name, 32), (name, 16), (name, 128), (default, 8),
     ]  # fmt: skip
