@@ -240,7 +240,7 @@ def test_refresh_makes_the_branch_again_on_a_newer_main(tmp_path: Path, aiter: P
 
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_a_branch_that_publish_did_not_make_is_not_made_again(tmp_path: Path, aiter: Path, is_behind: bool) -> None:
-    """Of main nothing would be lost if the base has all of it, and yet main is no branch of a pull request."""
+    """The base has all commits of main, so none would be lost; still main is not a branch for a pull request."""
     git(aiter, "switch", "-q", "-c", "feature")
     if is_behind:
         commit(aiter, "by hand", {"notes.txt": "x"})
