@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from orchestrator.configs.bucket_decision import layers_of
 from orchestrator.configs.config_tree import FileChange, LookupProof, PlannedLookup, compare_answers
-from orchestrator.configs.decisions import describe_layer, layers_of
 from orchestrator.configs.engine_facts import LAST_M, FilePaths, LayerFacts, configs_at, layer_facts
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
@@ -151,7 +151,7 @@ class EngineTree:
         for layer in winner_file.layers:
             for bucket, winner in winner_file.winners.items():
                 if layer not in layers_of(winner.measured):
-                    self.notes.append(f"{file_name}: {bucket} was not measured for {describe_layer(layer)}")
+                    self.notes.append(f"{file_name}: {bucket} was not measured for {layer.sizes_in_words}")
 
     def faults(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[str]:
         """Ranges that were not measured at both ends, by a layer that was measured there."""
@@ -172,7 +172,9 @@ class EngineTree:
         layers = winner_file.layers
         readers: list[str] = []
         if layers[0].op == "moe":
-            readers.append(f"every model with its E and N (measured: {', '.join(map(describe_layer, layers))})")
+            readers.append(
+                f"every model with its E and N (measured: {', '.join(layer.sizes_in_words for layer in layers)})"
+            )
         readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == winner_file.path.name]
         return tuple(readers)
 
@@ -187,7 +189,7 @@ class EngineTree:
             ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
             for layer in winner_file.layers:
                 for m in sorted(ends):
-                    name = f"M={m} {describe_layer(layer)}"
+                    name = f"M={m} {layer.sizes_in_words}"
                     before = range_at(old, m).values
                     lookups.append(PlannedLookup(name, (layer, m), before, range_at(new, m).values))
         self._note_aliases(list(winner_files.values()))

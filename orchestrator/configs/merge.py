@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from orchestrator import __version__
 from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
+from orchestrator.configs.bucket_decision import BucketDecision, MeasuredShape
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupProof
-from orchestrator.configs.decisions import BucketDecision, MeasuredShape
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
 from orchestrator.configs.winners import TABLE, WinnerFile, engine_of_winners, read_winners

@@ -17,15 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.configs.decisions import (
+from orchestrator.configs.bucket_decision import (
     BucketDecision,
     BucketPlace,
     MeasuredShape,
-    decide_winners,
-    join_decisions,
     layers_of,
     parse_decision,
 )
+from orchestrator.configs.decisions import decide_winners, join_decisions
 from orchestrator.errors import InputError
 from orchestrator.files.faults import Faults
 from orchestrator.files.read import csv_records
