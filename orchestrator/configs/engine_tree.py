@@ -172,9 +172,8 @@ class EngineTree:
         layers = winner_file.layers
         readers: list[str] = []
         if layers[0].op == "moe":
-            readers.append(
-                f"every model with its E and N (measured: {', '.join(layer.sizes_in_words for layer in layers)})"
-            )
+            measured = ", ".join(layer.sizes_in_words for layer in layers)
+            readers.append(f"every model with its E and N (measured: {measured})")
         readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == winner_file.path.name]
         return tuple(readers)
 

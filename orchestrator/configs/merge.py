@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from orchestrator import __version__
 from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
-from orchestrator.configs.bucket_decision import BucketDecision, MeasuredShape
+from orchestrator.configs.bucket_decision import MeasuredShape
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupProof
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
@@ -243,20 +243,17 @@ def _journal_entry(
     }
     if checked:
         entry["checked"] = list(checked)
-    entry["buckets"] = [
-        {
-            "file": path_below(change.path, target.journal.root),
-            "copied": path_below(change.source, target.journal.root),
-            "measured": {name: _measurements(winner) for name, winner in change.winner_file.winners.items()},
-        }
-        for change in changes
-    ]
+    entry["buckets"] = [_change_in_journal(change, target.journal.root) for change in changes]
     return entry
 
 
-def _measurements(winner: BucketDecision) -> list[list[Any]]:
-    """A row `[B, N, K, M, count, old us, new us, caller]` for each: `[null, 1280, 8192, 16, 3, 9.6, 8.1, ""]`."""
-    return [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
+def _change_in_journal(change: FileChange, root: Path) -> dict[str, Any]:
+    """A file of a journal's entry. Each of its buckets has a row `[B, N, K, M, count, old us, new us, caller]` for each
+    measurement: `[null, 1280, 8192, 16, 3, 9.6, 8.1, ""]`."""
+    measured: dict[str, list[list[Any]]] = {}
+    for name, winner in change.winner_file.winners.items():
+        measured[name] = [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
+    return {"file": path_below(change.path, root), "copied": path_below(change.source, root), "measured": measured}
 
 
 def _write_and_prove(report: MergeReport, target: MergeTarget, entry: Mapping[str, Any]) -> None:
