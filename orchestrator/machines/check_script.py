@@ -32,11 +32,12 @@ from worker.protocol import LOCKS
 V = TypeVar("V")
 ARGV = ("sh", "-s")
 """The command that takes the script on its standard input."""
-TIMEOUT_S = 30.0
 TOOL_TIMEOUT_S = 5
 """Time limit of a call of docker or nvidia-smi on the node."""
 CONTAINER_TIMEOUT_S = 10
 """Time limit of a call that starts a container."""
+TIMEOUT_S = 60.0
+"""Time limit of the script: longer than those of all calls together, so that a slow tool does not hide the facts."""
 MAX_BYTES = 256 * 1024
 MAX_LINES = 4000
 DEFAULT_WORKDIR = "~/.gemmfleet"

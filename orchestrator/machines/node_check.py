@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Finding
-from orchestrator.errors import HostKeyError, NoUsableNodeError, OrchestratorError
+from orchestrator.errors import HostKeyError, NoUsableNodeError, OrchestratorError, SlowError
 from orchestrator.inventory.load import check_references, load_inventory, resolved
 from orchestrator.inventory.model import Node
 from orchestrator.machines.check_script import ARGV, TIMEOUT_S, read_facts, render_script
@@ -211,5 +211,7 @@ def _check(node: Node, runs: Path, accept_new_host_keys: bool) -> NodeReport:
             return check_node(node, done, began, runs=runs)
     except HostKeyError as e:  # it names the ways out itself
         return NodeReport(node.name, (Finding(UNUSABLE, "ssh", e.reason),))
+    except SlowError:
+        return unreachable(node, f"its check took longer than {TIMEOUT_S:g} s: the node or one of its disks hangs")
     except OrchestratorError as e:
         return unreachable(node, e.reason)

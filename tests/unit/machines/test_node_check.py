@@ -15,9 +15,10 @@ import pytest
 
 from orchestrator import command_hints
 from orchestrator.inventory.model import Node
+from orchestrator.machines import node_check
 from orchestrator.machines.check_script import ARGV, read_facts, render_script
 from orchestrator.machines.facts import load_facts, save_facts
-from orchestrator.machines.node_check import COLUMNS, check_node, compare, unreachable
+from orchestrator.machines.node_check import COLUMNS, check_node, check_nodes, compare, unreachable
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
 from tests.standins.sysfs import unfold
@@ -303,3 +304,12 @@ def test_what_a_plan_keeps_holds_no_names(tmp_path: Path) -> None:
     assert "secret" not in (tmp_path / "nodes/n/facts.json").read_text()
     back = load_facts(tmp_path, ["n"])["n"]
     assert (back.gpus, back.gfx, back.cu_num, back.cpu_flags) == (facts.gpus, "gfx950", 256, ("avx2",))
+
+
+def test_a_node_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `df` does where a network file system hangs."""
+    write_program(tmp_path / "df", "#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(node_check, "TIMEOUT_S", 0.5)
+    (report,) = check_nodes([a_node(transport="local")])
+    assert report.problems() == ["n: its check took longer than 0.5 s: the node or one of its disks hangs"]
