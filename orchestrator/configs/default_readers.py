@@ -39,7 +39,7 @@ class ShapeSizes(NamedTuple):
 def other_operators(resolver: Resolver, kind: ConfigKind) -> dict[str, bool]:
     """Other operators of the tree that read the kind's files on its chip, found by their calls of the loader; True for
     one that the tuner can call."""
-    folder = resolver.folder(kind.config, kind.backend)
+    folder = resolver.folder_of(kind)
     known_callers: dict[str, list[Caller]] = {_below_gemm(kind.module): []}
     for caller in kind.callers:
         known_callers.setdefault(_below_gemm(caller.module), []).append(caller)
@@ -72,7 +72,7 @@ def shapes_reading_default(
 
     Raises InputError for a list without columns M, N and K (and B for a batched kind).
     """
-    default = resolver.folder(kind.config, kind.backend).default
+    default = resolver.folder_of(kind).default
     buckets_after = resolver.read(default).buckets | {name: {} for name in buckets}
     bounds = resolver.bounds(kind)
     shapes: set[ShapeSizes] = set()

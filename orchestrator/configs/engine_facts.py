@@ -51,6 +51,7 @@ def layer_facts(
     root: Path, device: EngineDevice, others: Sequence[EngineDevice], layers: Sequence[Layer]
 ) -> list[LayerFacts]:
     """The facts of each layer in their order, asked in a fresh process."""
+    # the other devices first: a process holds one engine, that of the device which was loaded last
     aliases: dict[Layer, dict[str, str]] = {layer: {} for layer in layers}
     for layer in layers:
         for other in others:

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges, unite_points
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
+from worker.triton_configs.point_record import name_of_config
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.engines.engine_seeds import EngineSeeds
-from worker.tuners.engines.file_at_m import FileAtM, point_name
+from worker.tuners.engines.file_at_m import FileAtM
 from worker.tuners.engines.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
 from worker.tuners.engines.pair_search import PairSearch
 from worker.tuners.engines.specs import CAPTURED, EngineOptions
@@ -134,7 +135,7 @@ class EngineFile(FileSearch):
     def _keep(self, winners: Iterable[TileConfig], m: int) -> None:
         """Add winners of a searched M to the file's configs."""
         for config in winners:
-            name = point_name(config)
+            name = name_of_config(config.values)
             self._configs.setdefault(name, config)
             self._keys_won.setdefault(name, set()).add(m)
 
@@ -147,7 +148,7 @@ class EngineFile(FileSearch):
         if not self.shapes:
             return
         default = tile_config(self.source.default_config(self._problem), self.source.prefix)
-        self._configs.setdefault(point_name(default), default)
+        self._configs.setdefault(name_of_config(default.values), default)
         for m in sorted(self.shapes):
             self._tune_shape_at(m)
         self._measure_further_ms(now() - self._began)
