@@ -32,7 +32,7 @@ from worker.tuners.engines.engine_seeds import EngineSeeds
 from worker.tuners.engines.file_at_m import FileAtM
 from worker.tuners.engines.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
 from worker.tuners.engines.pair_search import PairSearch
-from worker.tuners.engines.specs import CAPTURED, EngineOptions
+from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask
 from worker.tuners.search.choice import Point
 from worker.tuners.search.forked_process import now
@@ -76,14 +76,14 @@ class EngineFile(FileSearch):
         options = context.options
         assert isinstance(options, EngineOptions)
         self._captured = options.captured
-        self._labels = with_captured(seeds.source.labels, options)
-        searched = seeds.source.searched
-        if options.captured and len(searched) > 1:
-            searched = searched[:-1]  # captured routings take the place of the last
-        self._searched_labels = with_captured(searched, options)
+        self._labels = options.with_captured(seeds.source.labels)
+        drawn = seeds.source.searched_labels
+        if options.captured and len(drawn) > 1:
+            drawn = drawn[:-1]  # captured routings take the place of the last
+        self._searched_labels = options.with_captured(drawn)
         self._configs: dict[str, TileConfig] = {}  # the file's, by their names in points
         self._keys_won: dict[str, set[int]] = {}  # searched M at which a config, by that name, was among the fastest
-        self._searched: set[int] = set()  # M that were searched
+        self._searched_ms: set[int] = set()  # M that were searched
         self._points: list[MeasuredPoint] = []
         self._deadline = math.inf  # no further M is begun after it
         self._spaces: dict[int, Space] = {}  # by M, for the model of times
@@ -113,7 +113,7 @@ class EngineFile(FileSearch):
         points: list[PointTask] = []
         for number, label in enumerate(self._searched_labels):
             points.append(self.add_search(self._point(m, label, named), quiet=quiet or number > 0))
-        self._searched.add(m)
+        self._searched_ms.add(m)
         return KeySearch(self, f"M={m}", points, {})
 
     def start_shape(self, task: PointTask) -> None:
@@ -159,7 +159,7 @@ class EngineFile(FileSearch):
         It gets the config that is best there at all routings, by the rule of the cut.
         """
         measured = self._measure(m, FULL)
-        if m not in self._searched and self._lose_to_short_search(m):
+        if m not in self._searched_ms and self._lose_to_short_search(m):
             self.tune_bucket(self._search_at(m, self.shapes[m], quiet=True), [])
             measured = self._measure(m, FULL)
         points = [point for point in self._points if point.m == m]
@@ -186,7 +186,7 @@ class EngineFile(FileSearch):
 
         Where ranges meet comes first each time: the M between two keep what they have.
         """
-        keys = sorted(self._searched & set(USUAL_KEYS))
+        keys = sorted(self._searched_ms & set(USUAL_KEYS))
         frame, steps = ms_within(keys, max(LAST_M, *self.shapes))
         self._measure_each(frame)
         self._deadline = now() + max(LEAST_EXTRA_S, EXTRA_SHARE * searches_s)
@@ -221,7 +221,7 @@ class EngineFile(FileSearch):
         """Measure the file's configs at an M, the most promising first, and send what was right there."""
         any_shape = next(iter(self.shapes.values()))
         tasks = [self._point(m, label, any_shape) for label in self._labels]
-        has_rows = m in self.shapes and m not in self._searched
+        has_rows = m in self.shapes and m not in self._searched_ms
         measuring = FileAtM(self, tasks, self._promising(m), effort, quiet=not has_rows)
         measuring.measure()
         for task, record in measuring.records():
@@ -235,7 +235,7 @@ class EngineFile(FileSearch):
         times = FileTimes(self._points, (), self._estimate)
         expected_us = {name: times.expected_at(name, m) for name in self._configs}
         least_us = min((us for us in expected_us.values() if us), default=0.0)
-        near_keys = nearest_keys(sorted(self._searched), m)
+        near_keys = nearest_keys(sorted(self._searched_ms), m)
         promising: list[TileConfig] = []
         for name in sorted(expected_us, key=lambda name: expected_us[name]):
             won_nearby = not near_keys.isdisjoint(self._keys_won.get(name, set()))
@@ -255,15 +255,6 @@ class EngineFile(FileSearch):
             problem = replace(self._problem, m=m, label=self._labels[0])
             self._spaces[m] = self.source.space(problem, self.context.target)
         return self._spaces[m].estimate(tile_config(json.loads(name), self.source.prefix))
-
-
-def with_captured(drawn: tuple[str, ...], options: EngineOptions) -> tuple[str, ...]:
-    """The labels of drawn routings, and that of captured ones beside or instead of them, as the options say."""
-    if not options.captured:
-        return drawn
-    if options.captured_only:
-        return (CAPTURED,)
-    return (*drawn, CAPTURED)
 
 
 class KeySearch(BucketSearch):
