@@ -198,8 +198,9 @@ class EngineFile(FileSearch):
     def _close_gaps(self) -> None:
         """Measure where ranges would meet best."""
         for _ in range(ROUNDS):
-            times = FileTimes(self._points, cut_ranges(self._points, gaps_cost=False), self._estimate)
-            if not self._measure_each(filter(self._is_quick, ms_to_close(times))):
+            ranges = cut_ranges(self._points, gaps_cost=False)
+            next_ms = ms_to_close(FileTimes(self._points, self._estimate), ranges)
+            if not self._measure_each(filter(self._is_quick, next_ms)):
                 return
 
     def _is_quick(self, m: int) -> bool:
@@ -232,7 +233,7 @@ class EngineFile(FileSearch):
     def _promising(self, m: int) -> list[TileConfig]:
         """The configs to measure at an M: the winners of the searches nearby, and those of others that may be about as
         fast, by their nearest measurement and the model; those that are expected to be fastest first."""
-        times = FileTimes(self._points, (), self._estimate)
+        times = FileTimes(self._points, self._estimate)
         expected_us = {name: times.expected_at(name, m) for name in self._configs}
         least_us = min((us for us in expected_us.values() if us), default=0.0)
         near_keys = nearest_keys(sorted(self._searched_ms), m)
