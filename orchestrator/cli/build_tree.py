@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from orchestrator.files.scratch import scratch_folder
 from orchestrator.tables.aiter_build import Build
 from worker.triton_configs.engine_package import ServingEngineError, unpack_wheel
 
@@ -33,17 +33,17 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
     if path.is_dir():
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
+    with scratch_folder("gemmfleet-build-") as scratch:
         if triton and path.suffix == ".whl":
-            yield _unpacked(path, Path(scratch))
+            yield _unpacked(path, scratch)
             return
         if path.exists() or not build or build.startswith(("/", "./", "../", "~")):
             raise InputError(
                 f"{build}: is neither a folder with an AITER, vLLM or SGLang (a checkout, or site-packages) nor an"
                 " image"
             )
-        _take_out_of_image(build, inventory, Path(scratch), triton=triton)
-        yield Path(scratch)
+        _take_out_of_image(build, inventory, scratch, triton=triton)
+        yield scratch
 
 
 def _unpacked(wheel: Path, scratch: Path) -> Path:

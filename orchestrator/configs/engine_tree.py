@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from orchestrator.configs.config_tree import FileChange, LookupProof, PlannedLoo
 from orchestrator.configs.engine_facts import LAST_M, FilePaths, LayerFacts, configs_at, layer_facts
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
+from orchestrator.files.scratch import scratch_folder
 from worker.foreign.runner import ForeignCodeError
 from worker.text import and_more
 from worker.triton_configs.config_file import Bucket, json_in_form_of
@@ -65,11 +65,11 @@ class EngineTarget(NamedTuple):
 def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
     """The target of a merge into a folder; `engine`: the tree, installation or wheel that reads the override folder
     `into`. A wheel is unpacked for as long as the block lasts. Raises InputError."""
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-engine-") as scratch:
+    with scratch_folder("gemmfleet-engine-") as scratch:
         engine_root = engine or into
         try:
             if engine and engine.suffix == ".whl":
-                engine_root = unpack_wheel(engine, Path(scratch))
+                engine_root = unpack_wheel(engine, scratch)
             package = locate_engine(engine_root.resolve())
         except ServingEngineError as e:
             hint = "" if engine else f"; if it is an override folder ({OVERRIDE}), name its vLLM with --engine"

@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -21,6 +20,7 @@ from orchestrator.engine.docker_client import Docker
 from orchestrator.engine.docker_options import container_options
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, OrchestratorError
+from orchestrator.files.scratch import scratch_folder
 from orchestrator.image.image_files import SILENCE_S, copy_out, unpack
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Node
@@ -62,9 +62,9 @@ def _aiter_on(node: Node, facts: NodeFacts) -> str:
     chips = (chip for chip in (node.gfx, facts.gfx) if chip and chip.startswith("gfx"))
     gfx = next(chips, DEFAULT_GFX)
     try:
-        with tempfile.TemporaryDirectory(prefix="gemmfleet-aiter-") as scratch:
-            place = _fetch_files(node, facts, _parts(gfx), Path(scratch))
-            return _sentence(place, Path(scratch), gfx) if place else f"AITER: {UNKNOWN}"
+        with scratch_folder("gemmfleet-aiter-") as scratch:
+            place = _fetch_files(node, facts, _parts(gfx), scratch)
+            return _sentence(place, scratch, gfx) if place else f"AITER: {UNKNOWN}"
     except OrchestratorError as e:
         return f"AITER: {UNKNOWN} ({e.reason})"
     except (OSError, ValueError, tarfile.TarError, subprocess.SubprocessError) as e:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from orchestrator import clean
 from orchestrator.errors import EngineError, NodeError
+from orchestrator.files.scratch import scratch_folder
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.machines.node_check import check_nodes
 from orchestrator.machines.node_files import node_files
@@ -66,8 +66,8 @@ def deployed_on(
         raise EngineError(node.name, report.problem_text())
     run = f"{name}-{new_run_id(time.time())}"
     only = inventory.model_copy(update={"nodes": {node.name: node}})
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-") as scratch:
-        plan = plan_nodes(only, run, Path(scratch), {node.name: report.facts})[0]
+    with scratch_folder("gemmfleet-node-") as scratch:
+        plan = plan_nodes(only, run, scratch, {node.name: report.facts})[0]
         with connected(transport_of(plan, accept_new_host_keys=accept_new_host_keys)) as transport:
             deployed = node_files(plan, run, NO_TUNER, {}, IDLE_EXIT_S)
             more = {path: RemoteFile(data) for path, data in files(plan.slots).items()}

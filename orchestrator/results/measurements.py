@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import GUIDE_FAMILY
 from orchestrator.files.faults import escaped
 from orchestrator.files.read import open_file
+from orchestrator.files.scratch import scratch_folder
 from orchestrator.files.write import write_csv
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
@@ -80,8 +80,8 @@ def find_sources(sources: Sequence[str], *, runs: Path, family: Family | None = 
     `family`: read only its files; those of unknown family are taken for it. Rows that are only in a ledger are written
     to a temporary folder that lasts as long as the context. Raises InputError, LedgerError.
     """
-    with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
-        finder = _SourceFinder(Path(aside))
+    with scratch_folder("gemmfleet-analyze-") as aside:
+        finder = _SourceFinder(aside)
         for source in sources or (None,):
             kind, path = locate_input(source, runs)
             if kind == "run":

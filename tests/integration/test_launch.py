@@ -58,6 +58,7 @@ def test_a_worker_that_outlives_its_supervisor_is_seen_and_stopped(node: Node) -
     assert node.running()
     node.engine.start(["0"])
     assert node.pid() == worker, "it is not started twice"
+    (node.folder / "claimed/0/lock").write_text(f"{worker}\nother/n")  # as it signs while it waits for its device
     node.engine.stop()
     wait_until(lambda: not node.running(), "it is stopped all the same")
 

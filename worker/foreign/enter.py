@@ -1,13 +1,15 @@
 """Starts one command that runs code which is not ours, with limits, and where the kernel allows it on its own.
 
 `runner` starts this file as a script: `python -I -S -B enter.py ORDER COMMAND...`; ORDER is a JSON object with the
-descriptor of a socket (`control`) and the limits. Processes, from the outside to the inside:
+descriptor of a socket (`control`), the command's folder (`home`) and the limits. Processes, from the outside to the
+inside:
 
     this one -> one that makes the namespaces -> process number 1 in them, which watches -> the command
 
 If the kernel refuses the namespaces, this process watches the command itself. On the socket go JSON lines: `shared` is
 the reason why there are no namespaces ("" if there are), `status` is how the command ended (negative for a signal), and
-`many` means that it was ended for too many processes. If the other side closes the socket, everything ends.
+`many` means that it was ended for too many processes. If the other side closes the socket, everything ends. At the end
+this process removes `home`, because `runner` may have been killed.
 """
 
 import ctypes
@@ -40,6 +42,16 @@ def main() -> None:
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")  # if memory runs out, the kernel ends the command and not a process of the user's
     control = socket.socket(fileno=order["control"])
+    try:
+        _run(control, order)
+    finally:
+        import shutil  # here, because the command does not wait for it
+
+        shutil.rmtree(order["home"], ignore_errors=True)
+
+
+def _run(control: socket.socket, order: dict[str, Any]) -> None:
+    """Run the command to its end, in namespaces if the kernel makes some."""
     for kinds in _choices():
         maker = os.fork()
         if maker == 0:

@@ -177,6 +177,7 @@ class _Process:
         self._control, theirs = socket.socketpair()
         order = {
             "control": theirs.fileno(),
+            "home": home,
             "seconds": math.ceil(limits.seconds),
             "memory": limits.memory,
             "output": limits.output,

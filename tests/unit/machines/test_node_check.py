@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import json
 import os
@@ -128,7 +129,10 @@ def test_locks_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.Monke
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n"
+        looked_at = os.open(work / "dead/n/claimed/0/lock", os.O_RDONLY)
+        fcntl.flock(looked_at, fcntl.LOCK_SH)  # as another check and launch.sh lock it while they look
         full, brief = (run(a_node(workdir=str(work)), tmp_path, shell, brief=brief) for brief in (False, True))
+        os.close(looked_at)
         holder.communicate(b"\n")
     assert read_facts(brief).locks == {"held": ("living/far/gpu-1",)}
     assert read_facts(brief).values["lock.owner.living"] == getpass.getuser()

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
+from orchestrator.files import scratch
 from orchestrator.files.lock import locked
 from orchestrator.planning.skipped_shapes import drop_tuned
 from orchestrator.shapes.model import Shape
@@ -372,3 +373,22 @@ def test_a_family_whose_columns_aiter_calls_otherwise_and_which_has_no_cu_num(tm
     assert [(r.action, r.key["M"]) for r in report.rows] == [("replaced", 1), ("kept", 4)]
     shapes = [Shape(1, (2, 1, 64, 128)), Shape(2, (2, 8, 64, 128))]
     assert [s.id for s in drop_tuned(shapes, family, path, "gfx950", 128).todo] == [2]
+
+
+def test_the_scratch_folder_of_a_killed_command_is_removed_by_the_next_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = (
+        "import os, signal\nfrom orchestrator.files.scratch import scratch_folder\n"
+        "with scratch_folder('s-') as folder:\n    (folder / 'f').touch()\n    os.kill(0, signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, start_new_session=True, check=False)
+    (abandoned,) = tmp_path.iterdir()
+    with scratch.scratch_folder("s-") as young:
+        assert set(tmp_path.iterdir()) == {abandoned, young}, "it may be locked in a moment"
+        monkeypatch.setattr(scratch, "YOUNG_S", 0.0)
+        with scratch.scratch_folder("s-") as folder:
+            assert set(tmp_path.iterdir()) == {young, folder}
+    assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,10 @@ POLL_S = 0.2
 _NOT_KEPT = ("build", "__pycache__")
 """Folders of a built tree that we do not keep: objects and sources are large and not needed again."""
 _LOCKS = ("build/lock_*", "build/*/build/lock", "build/**/.ninja_lock", "*.lock")
+SECOND_LOOK_S = 0.5
+"""AITER closes a lock and then removes the file (FileBaton.release), and fails if the file is gone by then."""
+Inode = tuple[int, int]
+"""The device and the inode of a file."""
 
 
 class ModuleStore:
@@ -88,29 +92,50 @@ def link_shipped_modules(slot: Path, package: Path) -> None:
 def clear_stale_locks(folders: list[Path]) -> list[str]:
     """Remove locks of dead owners; sentences about what was removed.
 
-    Every builder keeps its lock open. So a lock is stale if no process has it open, which can be told if all processes
-    of this user can be looked into.
+    Every builder keeps its lock open until just before it removes it. So a lock is stale if no process has it open at
+    two looks, which can be told if all processes of this user can be looked into. Other users' locks are left alone.
     """
-    locks: list[Path] = []
-    for folder in folders:
-        for pattern in _LOCKS:
-            locks += [path for path in folder.glob(pattern) if path.is_file()]
-    held = _open_files() if locks else None
-    if held is None:
-        return []
+    locks = _unheld(_locks_of(folders))
+    if locks:
+        time.sleep(SECOND_LOOK_S)
+        locks = _unheld(locks)
     removed: list[str] = []
-    for lock in locks:
+    for lock, inode in locks.items():
         with suppress(OSError):  # its owner is just done
-            info = lock.stat()
-            if (info.st_dev, info.st_ino) not in held:
+            if _inode_of(lock) == inode:  # else it is a new one, of a living builder
                 lock.unlink()
                 removed.append(f"removed the stale lock {lock.name} in {lock.parent}: nobody holds it")
     return removed
 
 
-def _open_files() -> set[tuple[int, int]] | None:
-    """(device, inode) of every file that a process of ours has open; None if one cannot be looked into."""
-    opened: set[tuple[int, int]] = set()
+def _locks_of(folders: list[Path]) -> dict[Path, Inode]:
+    """The locks of this user in the folders."""
+    locks: dict[Path, Inode] = {}
+    for folder in folders:
+        for pattern in _LOCKS:
+            for path in folder.glob(pattern):
+                with suppress(OSError):  # its owner is just done
+                    if path.is_file() and path.stat().st_uid == os.geteuid():
+                        locks[path] = _inode_of(path)
+    return locks
+
+
+def _unheld(locks: dict[Path, Inode]) -> dict[Path, Inode]:
+    """The locks that no process has open; none if that cannot be told."""
+    opened = _open_files() if locks else None
+    if opened is None:
+        return {}
+    return {lock: inode for lock, inode in locks.items() if inode not in opened}
+
+
+def _inode_of(path: Path) -> Inode:
+    info = path.stat()
+    return (info.st_dev, info.st_ino)
+
+
+def _open_files() -> set[Inode] | None:
+    """Every file that a process of ours has open; None if one cannot be looked into."""
+    opened: set[Inode] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if entry.stat().st_uid != os.geteuid():

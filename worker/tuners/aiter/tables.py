@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from worker.tuners.aiter.rows import to_row
 
 _MEASURED = frozenset(("us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2"))
 """Columns of AITER's files that do not name a candidate."""
+
+WHOLE_AFTER_S = 1.0
+"""AITER has written its files to the end if they have not changed for this long."""
 
 Cells = dict[str, str]
 Keys = Mapping[int, Mapping[str, int | str]]
@@ -95,6 +99,8 @@ class Tables:
         """Rows of the profile by shape and candidate."""
         self.tuned: dict[int, Row] = {}
         """AITER's winner of each shape."""
+        self._changed_at = time.monotonic()
+        """The time at which a file was seen to change last."""
         self.devices: set[tuple[str, str]] = set()
         """(gfx, cu_num) as AITER wrote them; gfx is "" if its tables have no such column."""
 
@@ -115,6 +121,11 @@ class Tables:
                 has_news = True
         return has_news
 
+    @property
+    def are_whole(self) -> bool:
+        """False while AITER may be writing the files, so that lines may be missing that were there before."""
+        return time.monotonic() - self._changed_at >= WHOLE_AFTER_S
+
     def candidates(self, shape: int) -> list[Row]:
         """The rows of the profile file, in its order."""
         return list(self._profile.get(shape, {}).values())
@@ -128,6 +139,7 @@ class Tables:
         if self._stamps.get(path) == stamp:
             return
         self._stamps[path] = stamp
+        self._changed_at = time.monotonic()
         for cells in _read_cells(path):
             printed = {ours: cells[theirs] for theirs, ours in self._our_names.items() if theirs in cells}
             shape = self._keys.of_cells(printed)

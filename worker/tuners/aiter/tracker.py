@@ -3,7 +3,8 @@
 The shim's records (journal.py) and AITER's CSV files (tables.py) are the only sources of progress. AITER takes the
 shapes in the order of its input, on one GPU one after the other, and writes its files after each batch. So once a
 candidate of a later batch begins, the shapes of the earlier batches are over, and what the files do not have of them
-will not come. A shape goes this way; `remaining` are those that are not settled:
+will not come; but AITER may just be writing them anew (`Tables.are_whole`). A shape goes this way; `remaining` are
+those that are not settled:
 
     waiting -> in flight (`current`) -> parked, if another begins before its batch is written -> settled
 
@@ -73,10 +74,10 @@ class ShapeTracker:
             if step.shape is not None:
                 self._take(step, step.shape)
         has_news = self.tables.read(self._folder / TUNED, self._folder / PROFILE) or bool(steps)
-        if has_news:
-            for shape in list(self.remaining):
-                if shape in self.tables.tuned or self._is_over(shape):
-                    self._settle(shape)
+        for shape in list(self.remaining):
+            is_lacking = self._is_over(shape) and self.tables.are_whole
+            if shape in self.tables.tuned or is_lacking:
+                self._settle(shape)
         waiting = [shape for shape in self.remaining if shape not in self._parked]
         if self.current is None and waiting:
             self.begin(waiting[0])

@@ -106,7 +106,8 @@ class MoeSource(EngineSource):
 
     def needed_bytes(self, problem: MoeProblem) -> int:
         """Weights and activations twice, the outputs, and in float32 the activations and the reference; what is there
-        while a weight is drawn."""
+        while a weight is drawn. All this is drawn for both products, also if one of them is measured."""
+        problem = replace(problem, part="")
         experts = problem.layer.e
         first_columns, first_sums = problem.products[0]
         wide_x = problem.x_bytes * 32 // problem.bits
@@ -286,13 +287,16 @@ def _has_all_stages_in_shared(problem: MoeProblem, knobs: TileKnobs, target: Tar
     return target.arch in WGMMA and (knobs.block_m >= 64 or is_swapped)
 
 
+def product_entries(problem: MoeProblem, values: Values) -> tuple[Values, Values]:
+    """The configs of both products; of a part its own for either."""
+    return (values, values) if problem.part else split_pair(values)
+
+
 def estimate(problem: MoeProblem, config: TileConfig, target: Target) -> float:
-    """Microseconds of the products that are measured, each with its own values of a pair."""
-    entries = split_pair(as_launched(problem, config).values)
-    if problem.part:
-        entries = (config.values, config.values)
+    """Microseconds of the products that are measured, each with its own values of a pair, as they are launched."""
+    entries = product_entries(problem, config.values)
     us = 0.0
     for place in problem.measured_products:
-        entry = tile_config(entries[place])
+        entry = as_launched(problem, tile_config(entries[place]))
         us += estimate_us(batched_products(problem)[place], entry.knobs, target) * warps_factor(entry, target)
     return us

@@ -81,20 +81,27 @@ class MoeProblem(LayerProblem):
 
     @property
     def flops(self) -> int:
-        products = [self.products[place] for place in self.measured_products]
-        return sum(2 * self.slots * n * k for n, k in products)
+        return 2 * self.slots * self._measured_weight_size
 
     @property
     def x_bytes(self) -> int:
-        return (self.m * self.k + self.slots * self.n) * self.bits // 8
+        rows_of_products = (self.m, self.slots)
+        size = sum(rows_of_products[place] * self.products[place][1] for place in self.measured_products)
+        return size * self.bits // 8
 
     @property
     def w_bytes(self) -> int:
-        return round(expected_experts_hit(self) * self.expert_bytes)
+        return round(expected_experts_hit(self) * self._measured_weight_size * self.bits / 8)
 
     @property
     def out_bytes(self) -> int:
-        return self.slots * sum(n for n, _ in self.products) * self.out_size
+        return self.output_size * self.out_size
+
+    @property
+    def _measured_weight_size(self) -> int:
+        """Elements of one expert's weights that a call reads."""
+        products = [self.products[place] for place in self.measured_products]
+        return sum(n * k for n, k in products)
 
 
 @cache

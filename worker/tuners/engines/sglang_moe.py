@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from worker.families import SGLANG
-from worker.triton_configs.pair import BLOCK_SIZE_M, USE_TMA, split_pair, without_tma
+from worker.triton_configs.pair import BLOCK_SIZE_M, USE_TMA, without_tma
 from worker.triton_configs.serving_engine import KernelLaunch, taking_quantized
-from worker.tuners.engines.moe import MoeSource, launcher_arguments, sort_slots_by_expert
+from worker.tuners.engines.moe import MoeSource, launcher_arguments, product_entries, sort_slots_by_expert
 from worker.tuners.engines.moe_problem import MOST_ROWS, MoeInputs, MoeProblem
 from worker.tuners.engines.source import Operands
 from worker.tuners.search.source import Call
@@ -148,11 +148,6 @@ class SglangMoeSource(MoeSource):
             out_by_slot[slots[places]] = padded_out[places]
 
         return [checked, *calls[1:]]
-
-
-def product_entries(problem: MoeProblem, values: Values) -> tuple[Values, Values]:
-    """The configs of both products; of a part its own for either."""
-    return (values, values) if problem.part else split_pair(values)
 
 
 def is_first_padded(problem: MoeProblem, values: Values) -> bool:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from worker.families import FAMILIES
-from worker.protocol import Row
+from worker.protocol import Row, SpecShape
+from worker.tuners.aiter import tables as tables_module
 from worker.tuners.aiter.blocked import CandidateId
 from worker.tuners.aiter.journal import JournalStep, step_row
+from worker.tuners.aiter.launch import JOURNAL, PROFILE, TUNED
 from worker.tuners.aiter.rows import KernelNames, to_row
 from worker.tuners.aiter.tables import Tables
+from worker.tuners.aiter.tracker import ShapeTracker
 from worker.tuners.aiter.verdict import shape_verdict
+from worker.tuners.base import Emit
 
 A4W4, FMOE = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"]
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -50,6 +57,37 @@ def test_half_a_file_counts_for_its_whole_lines_and_what_was_read_stays(tmp_path
     assert (set(tables.tuned), tables.devices) == ({1}, {("gfx950", "256")})
     assert [r["us"] for r in tables.candidates(1)] == [12.5, -1, -1]
     assert len(tables.candidates(2)) == 1  # the same candidate twice is one
+
+
+@pytest.mark.parametrize(("whole_after_s", "verdicts"), [(60.0, [("shape_tuned", 1)]), (0.0, [("shape_failed", 1)])])
+def test_a_shape_is_not_judged_by_files_that_aiter_writes_anew_just_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_after_s: float, verdicts: list[tuple[str, int]]
+) -> None:
+    """Two batches are over, and the rows of both are being written when we look for the first time."""
+    monkeypatch.setattr(tables_module, "WHOLE_AFTER_S", whole_after_s)
+    findings = SimpleNamespace(k256_sound=True)
+    job: Any = SimpleNamespace(
+        family=A4W4,
+        columns=("M", "N", "K"),
+        err_ratio=0.05,
+        batch=1,
+        names=KernelNames(),
+        image=SimpleNamespace(findings=findings),
+    )
+    choice: Any = SimpleNamespace(only=())
+    told: list[dict[str, Any]] = []
+    tracker = ShapeTracker(job, [SpecShape(*shape) for shape in SHAPES.items()], tmp_path, choice, Emit(told.append))
+    for event, m in (("begin", "16"), ("end", "16"), ("begin", "32")):
+        record = {"event": event, "key": ["gfx950", "256", m, "512", "1024"], "candidate": ["3", "0", ""], "pid": 7}
+        with (tmp_path / JOURNAL).open("a") as f:
+            print(json.dumps({**record, "us": "12.5", "err": "0.0"}), file=f)
+    for name in (TUNED, PROFILE):
+        (tmp_path / name).touch()
+    tracker.read()
+    for name in (TUNED, PROFILE):
+        (tmp_path / name).write_text(HEADER + GOOD)
+    tracker.read()
+    assert [(m["type"], m["shape"]) for m in told if m["type"] in ("shape_tuned", "shape_failed")] == verdicts
 
 
 @pytest.mark.parametrize("tuned", [None, row(0), row(-1), row(5, 0.3), row(5, name="")])

@@ -74,6 +74,26 @@ def test_a_pair_is_named_whole_and_its_rows_are_its_tuners() -> None:
     assert tuner_of(name) == "sglang"
 
 
+def test_a_product_of_a_pair_has_its_own_part_of_the_bytes_and_of_the_estimate() -> None:
+    source, target, whole = SglangMoeSource("", H200), datasheet_target(90), problem(**BLOCK)
+    up, down = (replace(whole, part=part) for part in ("up", "down"))
+    assert (up.x_bytes, down.x_bytes) == (whole.m * whole.k, whole.slots * whole.n)
+    assert (up.out_bytes, down.out_bytes) == (2 * whole.slots * 2 * whole.n, 2 * whole.slots * whole.k)
+    for figure in ("flops", "x_bytes", "w_bytes", "out_bytes"):
+        assert getattr(up, figure) + getattr(down, figure) == pytest.approx(getattr(whole, figure), abs=1), figure
+    assert source.needed_bytes(up) == source.needed_bytes(whole), "both are drawn"
+
+    def estimate(of: MoeProblem, **values: int) -> float:
+        return source.space(of, target).estimate(tile_config(config_values(64, 128, **values)))
+
+    assert estimate(up) + estimate(down) == pytest.approx(estimate(whole))
+    for part in (whole, up, down):
+        assert estimate(part, BLOCK_SIZE_K=256) == estimate(part), "a longer step is cut to the block of a scale"
+    long_down = join_pair(config_values(64, 128), config_values(64, 256, BLOCK_SIZE_K=256, **TMA))
+    space = source.space(whole, target)
+    assert space.estimate(tile_config(long_down)) == space.estimate(tile_config(PAIR))
+
+
 def test_linear_layers_are_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match=r"does not tune family a8w8_blockscale; it tunes fmoe: .* DeepGEMM before"):
         check_family(get_tuner("sglang"), "a8w8_blockscale", {})

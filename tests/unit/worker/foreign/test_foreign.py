@@ -18,6 +18,7 @@ import pytest
 from tests.kits.worker import interpreters
 from tests.paths import ROOT
 from tests.support import foreign_code as code
+from tests.waiting import wait_until
 from worker.foreign import runner
 from worker.foreign.runner import ForeignCodeError, Limits, call, call_each, run, unprotected
 from worker.foreign.values import decode, encode
@@ -77,6 +78,14 @@ def test_nothing_of_it_outlives_the_call(ask: Callable[..., Any]) -> None:
     seconds = f"{600 + os.getpid() / 1e6:.6f}"
     ask(code.leave_one_behind, seconds)
     assert seconds.encode() not in b"".join(_command_lines())
+
+
+def test_the_home_of_a_command_is_removed_although_who_ran_it_is_killed(tmp_path: Path) -> None:
+    argv = [sys.executable, str(ROOT / "tests/support/foreign_code.py"), "run_without_end"]
+    with subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+        wait_until(lambda: any(tmp_path.glob("gemmfleet-foreign-*")), "the command has a home")
+        process.kill()
+    wait_until(lambda: not any(tmp_path.iterdir()), "its home is removed")
 
 
 def test_it_cannot_end_who_watches_it(ask: Callable[..., Any]) -> None:
