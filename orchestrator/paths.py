@@ -213,7 +213,8 @@ class RunConfig(RunSettings):
             raise _damaged(path, " ".join(str(e).split())) from e
         if not isinstance(raw, dict):
             raise _damaged(path, "it is empty or no mapping of keys to values")
-        missing = [f.name for f in fields(cls) if f.name not in raw and f.default is f.default_factory is MISSING]
+        required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+        missing = [name for name in required if name not in raw]
         if missing:
             raise _damaged(path, f"it lacks {', '.join(missing)}")
         return cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw})

@@ -285,7 +285,7 @@ class WorkerEnd(NamedTuple):
     """The end of a worker, as launch.sh, tune.sh or Docker saw it."""
 
     code: int
-    """As a shell has it: 128 + N for a signal."""
+    """The exit code as a shell shows it: 128 + N for a signal."""
     began: float
     """Epoch seconds."""
     ended: float

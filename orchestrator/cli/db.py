@@ -185,7 +185,7 @@ def check_tables(
         checked, faults = check.check_tables(tables, family, err_ratio, tree, alone=env)
     errors = sum(table.count("error") for table in checked)
     warnings = sum(table.count("warning") for table in checked)
-    # that a row needs a rebuild of AITER is no warning
+    # a row that needs a rebuild of AITER is not a warning
     is_unclean = any(finding.rule != rules.REBUILD for table in checked for finding in table.findings)
     document = {
         "tables": [table.to_json() for table in checked],

@@ -97,8 +97,8 @@ def _check_seconds(seconds: float, parts: Iterable[WorkloadGain]) -> None:
     shortest = min(parts, key=lambda part: part.before_us)
     if not shortest.fits_in(seconds):
         raise InputError(
-            f"--seconds {seconds:g}: a step cannot take less time than its GEMMs, and these calls alone took"
-            f" {shortest.before_us / 1e6:.3g} s; give the seconds in which all of them ran, or the calls of one step"
+            f"--seconds {seconds:g}: a step of {1e3 * seconds:g} ms cannot hold these calls, which alone took"
+            f" {shortest.before_us / 1e3:.3f} ms; give the seconds in which all of them ran, or the calls of one step"
             " with --workload"
         )
 

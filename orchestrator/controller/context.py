@@ -44,7 +44,7 @@ class RunContext:
     paths: RunPaths
     config: RunConfig
     inventory: Inventory
-    """As it was when this controller began."""
+    """The inventory as it was when this controller began."""
     ledger: Ledger
     policy: Policy
     watcher: Watcher

@@ -106,7 +106,7 @@ class NodeRegistry:
         """Record what we do about a node that others occupy (`doing`, `detail`: see NodeBusy). Return whether its work
         is lost: we skip it, or it worked before and none of its workers is left.
 
-        Sharing a node that is up is no trouble: it works on, and its timeout does not start.
+        Sharing a node that is up does not stop it: it works on, and its timeout does not start.
         """
         node = self._nodes.get(name)
         if node is None or (doing == "share" and node.phase is NodePhase.UP):

@@ -93,7 +93,7 @@ class NodeKind:
     is_default: bool
     """It is the cluster's default partition."""
     cpus: int
-    """Of each node, like `memory_mb` and `gpus`."""
+    """The cores of each node; `memory_mb` and `gpus` are those of each node too."""
     memory_mb: int
     gpus: int
     max_s: float

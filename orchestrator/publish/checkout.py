@@ -67,7 +67,11 @@ class Checkout:
         except InputError as e:
             raise InputError(f"{e}; name another with --branch") from None
         where = f"{self.folder}: {branch}"
-        if not self.git("for-each-ref", f"refs/heads/{branch}").strip():
+        branches = self.git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads/").splitlines()
+        for other in branches:  # git keeps x/y as a file y in a folder x
+            if other.startswith(f"{branch}/") or branch.startswith(f"{other}/"):
+                raise InputError(f"{where} cannot be beside the branch {other}; name another with --branch")
+        if branch not in branches:
             if refresh:
                 raise InputError(f"{where} is not a branch there, so there is nothing to refresh; leave out --refresh")
             return

@@ -168,7 +168,7 @@ def make_config(raw: Mapping[str, Any]) -> Any:
 
 
 def check_config(config: Any, raw: Mapping[str, Any]) -> None:
-    """Refuse what is no decoder, and a config without sizes, where the class has those of some model by default."""
+    """Refuse a class that is not a decoder, and a config without sizes: the class then has those of some model."""
     if config.is_encoder_decoder:
         raise ClassError(f"is not that of a decoder: {config.model_type} has an encoder")
     given = text_config(raw)

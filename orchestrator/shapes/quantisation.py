@@ -165,7 +165,7 @@ def matcher(patterns: Any, *, loose: bool = False) -> Matcher:
         try:
             expressions.append(re.compile(pattern[3:]))
         except re.error as e:
-            raise unknown(f"{pattern[:80]!r}, which is no regular expression ({e}),") from e
+            raise unknown(f"{pattern[:80]!r}, which is not a regular expression ({e}),") from e
 
     # most of the names of a long list are plain
     inexact = [pattern for pattern in names if loose or "*" in pattern]

@@ -79,7 +79,7 @@ class MergeRow:
     judged: Basis = ""
     """The time that the newcomer was judged against."""
     rival_us: float | None = None
-    """Of `same profile`: the time of the old kernel there."""
+    """The time of the old kernel in the same profile, if the newcomer was judged by that."""
 
     @property
     def times(self) -> str:

@@ -53,7 +53,7 @@ def shipped_tables(folder: Path, family: Family | None = None) -> list[Path]:
 
 
 def table_of_others(path: Path) -> str:
-    """The table of AITER's in a file's name, or its untuned list, that nothing here tunes; "" if it is none."""
+    """The table of AITER's in a file's name, or its untuned list, that nothing here tunes; "" for other files."""
     return next((name for name in OTHERS if name in path.name), "")
 
 

@@ -175,7 +175,7 @@ class Fleet(Books):
         return self.drive("cancel").ends_with(0)
 
     def finish(self, run: Controller, tuned: int) -> None:
-        """Let go what is held, and wait for a good end of the run, whose books hold so many tuned shapes."""
+        """Let go what is held, and wait for a good end of the run, whose ledger holds this number of tuned shapes."""
         self.release()
         run.ends_with(0)
         self.check_books(tuned)

@@ -152,7 +152,7 @@ def test_an_interrupted_run_is_the_last_one(bench: Bench) -> None:
 
 
 def test_a_finished_run_leaves_its_nodes_alone_and_cancel_stops_a_worker_that_came_back(bench: Bench) -> None:
-    """As a kept container does when its Docker restarts."""
+    """A kept container does the same when its Docker restarts."""
     bench.shapes(groups=2)
     assert bench.tune().code == 0
     stop, epoch = bench.folder() / "control/stop", bench.folder() / "epoch"

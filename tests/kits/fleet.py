@@ -239,7 +239,7 @@ class Bench(Books):
         return self.run("tune", *self.tune_args(**kw))
 
     def begun(self, tuned: int, **kw: Any) -> subprocess.Popen[str]:
-        """A tune of groups of one shape that has tuned so many; what comes after those waits for `release`."""
+        """A tune of groups of one shape that has tuned this number; the rest waits for `release`."""
         before = len(list_runs(self.runs))
         run = self.start("tune", *self.tune_args([self.held(tuned)], **kw))
 

@@ -35,9 +35,9 @@ class KernelAvailability:
     with the table. `cannot`: nothing of AITER's loads it. `unread`: the list that would show it is not readable."""
     why: str = ""
     by_name: bool = False
-    """Of `compiled`: the kernel is called by its name alone, not for the very shape of the row."""
+    """A `compiled` kernel that is called by its name alone, not for the very shape of the row."""
     in_module: bool | None = None
-    """Of `compiled`: the built module holds its name; None if there is no module."""
+    """The built module holds the name of this `compiled` kernel; None if there is no module."""
     opus: bool = False
 
 

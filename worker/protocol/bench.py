@@ -240,7 +240,7 @@ class BenchOptions:
     timer: str = option("events", _parse_timer)
     warmup: int = option(0, whole(0, 1000))
     iters: int = option(0, whole(0, 10_000))
-    """As in the FP4 guide, a run is the mean of `iters` calls after `warmup`, on the same operands. 0: our method."""
+    """A run is the mean of `iters` calls after `warmup`, on the same operands, as in the FP4 guide. 0: our method."""
     kernel: str = option("", _parse_pattern)
     """rocprof: a regular expression for the names of the kernels that count."""
     seed: int = option(0, whole(0, 2**31))

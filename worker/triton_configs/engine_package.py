@@ -36,7 +36,7 @@ class EngineDevice:
     """A GPU as an engine sees it."""
 
     name: str
-    """As its platform reports it, `NVIDIA H200`."""
+    """The name that the engine's platform reports, such as `NVIDIA H200`."""
     arch: int | str
     """90, or `gfx950`."""
     triton: str = ""
@@ -91,7 +91,7 @@ class Layer:
     """Experts of a rank."""
     topk: int = 0
     dtype: str = ""
-    """As in file names, `fp8_w8a8`; "" for bf16."""
+    """The word for it in file names, such as `fp8_w8a8`; "" for bf16."""
     block: tuple[int, int] | None = None
     """N and K of a block that has one scale; None without blocks."""
 

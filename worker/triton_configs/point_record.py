@@ -65,7 +65,7 @@ class PointRecord:
             raise ValueError("M or the number of configs is out of range")
         numbers = [record.count, *(number for time in times for number in time[1:])]
         if not all(math.isfinite(number) for number in numbers) or record.count < 0:
-            raise ValueError("a count or time is no number")
+            raise ValueError("a count or time is not a number")
         return record
 
     def to_document(self) -> dict[str, Any]:

@@ -329,5 +329,5 @@ def test_machines_that_join_take_work_from_the_leases_until_they_are_lost() -> N
     groups = tuple((i,) for i in range(6))
     assert wanted_after(ev.WorkAdded("k", groups, ((LEASE_WORK_S,),) * 6)) == 6
     assert wanted_after(ev.NodeExpected("joined", ("0", "1"))) == 4
-    assert wanted_after(ev.NodeExpected("pool-1", ("0",), "g1", ("0",), "1", "pool")) == 4, "a lease is no such machine"
+    assert wanted_after(ev.NodeExpected("pool-1", ("0",), "g1", ("0",), "1", "pool")) == 4, "a lease does not count"
     assert wanted_after(ev.NodeLost("joined", "the host is off")) == 6

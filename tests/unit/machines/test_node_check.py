@@ -311,7 +311,7 @@ def test_what_a_plan_keeps_holds_no_names(tmp_path: Path) -> None:
 
 
 def test_a_node_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `df` does where a network file system hangs."""
+    """`df` hangs where a network file system does."""
     write_program(tmp_path / "df", "#!/bin/sh\nexec sleep 600\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(node_check, "TIMEOUT_S", 0.5)

@@ -240,7 +240,7 @@ def test_refresh_makes_the_branch_again_on_a_newer_main(tmp_path: Path, aiter: P
 
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_a_branch_that_publish_did_not_make_is_not_made_again(tmp_path: Path, aiter: Path, is_behind: bool) -> None:
-    """Of main nothing would be lost if the base has all of it, and yet main is no branch of a pull request."""
+    """The base has all commits of main, so none would be lost; still main is not a branch for a pull request."""
     git(aiter, "switch", "-q", "-c", "feature")
     if is_behind:
         commit(aiter, "by hand", {"notes.txt": "x"})
@@ -282,6 +282,7 @@ def test_a_check_that_cannot_run_is_not_green(tmp_path: Path) -> None:
         (("--onto", "{tmp}"), "not a git repository"),
         (("--onto", "{tmp}/aiter", "--base", "v9"), "has no commit 'v9'; fetch it there first"),
         (("--onto", "{tmp}/aiter", "--branch", "a..b"), "not a valid branch name; name another with --branch"),
+        (("--onto", "{tmp}/aiter", "--branch", "main/x"), "main/x cannot be beside the branch main; name another with"),
         (("--onto", "{tmp}/aiter", "--refresh"), "is not a branch there"),
         (("--onto", "{tmp}/aiter", "--verify"), "name the nodes with -i INV"),
         (("--onto", "{tmp}/aiter", "--title", "Tune bf16 GEMMs"), "--title names bf16, and the rows are of fp4"),

@@ -48,8 +48,8 @@ def test_a_step_wins_at_most_what_the_calls_of_its_m_win(tmp_path: Path) -> None
     other.write_text("M,N,K,count\n64,512,7168,61\n")
     for words, fault in (
         (("--before", "typo.csv"), "--before: leave it out, because the tuner vllm measured the times before"),
-        (("--seconds", "0.001"), "--seconds 0.001: a step cannot take less time than its GEMMs, and these calls alone"),
-        (("--workload", step, "--seconds", "0.001"), "took 0.00122 s; give the seconds in which all of them ran"),
+        (("--seconds", "0.001"), "--seconds 0.001: a step of 1 ms cannot hold these calls, which alone took"),
+        (("--workload", step, "--seconds", "0.001"), "took 1.220 ms; give the seconds in which all of them ran"),
         (("--workload", other), "has a time before the run; give a list of layers and M that it measured"),
     ):
         done = CliRunner().invoke(app, ["gain", *map(str, (run, *words))])

@@ -211,14 +211,14 @@ import sys
 from pathlib import Path
 from orchestrator.files.lock import locked
 counter = Path(sys.argv[1])
-for _ in range(200):
-    with locked(counter):
+for _ in range(100):
+    with locked(counter, wait_s=600):
         number = int(counter.read_text())
         counter.write_text(str(number + 1))
 """
     children = [subprocess.Popen([sys.executable, "-c", code, counter], cwd=ROOT) for _ in range(4)]
     assert [child.wait() for child in children] == [0] * 4
-    assert counter.read_text() == "800"
+    assert counter.read_text() == "400"
     assert list(tmp_path.iterdir()) == [counter]
 
 

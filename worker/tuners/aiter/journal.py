@@ -80,7 +80,7 @@ class Journal:
             self.ended.setdefault(step.shape, []).append(step)
 
     def _parse(self, line: bytes) -> JournalStep | None:
-        """The step of a record; None if the line is no record."""
+        """The step of a record; None if the line is not a record."""
         try:
             raw = json.loads(line)
             candidate = CandidateId.parse(raw)

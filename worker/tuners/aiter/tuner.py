@@ -284,7 +284,7 @@ def _fault_without_result(end: ProcessEnd, shapes: int) -> TunerFault:
 
 
 def _outcome(end: ProcessEnd) -> str:
-    """The outcome of the attempt: that of the known issue where it is no fault of a kernel, else how AITER ended."""
+    """The outcome of the attempt: that of the known issue if it is not a kernel's fault, else how AITER ended."""
     known = end.known
     if known is not None and (known.issue.reason == "oom" or known.blames_image):
         return known.issue.reason

@@ -1,4 +1,4 @@
-"""Ranges of M are cut from measured times: no M is worse than before, the cost is the least, the order is no matter."""
+"""Ranges of M are cut from measured times: no M is worse than before, the cost is least, the order does not matter."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_record_that_no_measurement_made_is_refused(damage: dict[str, Any]) ->
     good = {"file": {"file": "x.json"}, "m": 64, "label": "", "count": 1.0, "times": [[{"a": 1}, -1.0, -1.0, 1.0]]}
     assert PointRecord.from_document(good).to_document() == good
     assert PointRecord.from_document(good).point.today_us == math.inf
-    with pytest.raises(ValueError, match=r"out of range|no number|not the record|invalid literal"):
+    with pytest.raises(ValueError, match=r"out of range|not a number|not the record|invalid literal"):
         PointRecord.from_document({**good, **damage})
 
 
