@@ -159,7 +159,7 @@ def _describe(e: Exception) -> str:
 
 
 def main(spec: Path, fd: int | None = None) -> int:
-    """Serve the commands that come over the socket, or carry out those of the spec; 0 if none of these was refused."""
+    """Serve the socket until it closes, or carry out the commands of the spec; 0 if none of these was refused."""
     request = json.loads(spec.read_text())
     if fd is None:
         return _carry_out(request)
@@ -169,7 +169,7 @@ def main(spec: Path, fd: int | None = None) -> int:
 
 
 def _serve(request: Message, connection: Connection) -> None:
-    """Message commands until the socket closes."""
+    """Answer commands until the socket closes; then `recv_bytes` raises EOFError."""
 
     def say(message: Message) -> None:
         connection.send_bytes(_encode(message).encode())
@@ -188,7 +188,7 @@ def _serve(request: Message, connection: Connection) -> None:
 
 
 def _carry_out(request: Message) -> int:
-    """Carry out the commands of the spec until one is refused, and print the answers; 1 if the last one is a refusal."""
+    """Carry out the commands of the spec, and print the answers. Return 1 if one was refused, which ends it, else 0."""
 
     def say(message: Message) -> None:
         print(_encode(message))
