@@ -54,9 +54,10 @@ def analyze(
 ) -> Document:
     """Reads all sources and returns what is known of them as a JSON document (docs/reference/files.md).
 
-    `rows` has a shape each; numbers are not rounded, None for none. `err_ratio`: the largest share of wrong elements
-    that counts (default: the family's in AITER). fmoe is not judged: its columns hold text in percent, of measures
-    that changed. `chip` names the roofline, `reference` the published figures to compare with. Raises InputError.
+    `rows` has a `Row` for each shape. Numbers are not rounded, and None if they are not known. `err_ratio`: the largest
+    share of wrong elements that counts (default: the family's in AITER). fmoe is not judged: its columns hold text in
+    percent, of measures that changed. `chip` names the roofline, `reference` the published figures to compare with.
+    Raises InputError.
     """
     family = sources.family
     limit = family.aiter.err_ratio if err_ratio is None else err_ratio
@@ -344,19 +345,28 @@ def against_reference(results: Document, chip: str) -> Document:
         raise InputError(f"--reference {chip[:40]!r}{near}: there are figures of {', '.join(chips)}")
     if results["family"] != GUIDE_FAMILY:
         raise InputError(f"--reference holds figures of {GUIDE_FAMILY}; these are results of {results['family']}")
-    winners: dict[Key, Row] = {}
-    for row in results["rows"]:
-        if row["best"]:
-            key = tuple(row["key"].values())
-            best = row["backends"][row["best"]]
-            if key not in winners or best["us"] < winners[key]["us"]:
-                winners[key] = {"tflops": best["tflops"], "us": best["us"], "backend": row["best"]}
+    fastest = _fastest_by_key(results["rows"])
     rows = figures[figures.chip == chip.lower()].drop(columns="chip").to_dict("records")
     for row in rows:
-        measured = winners.get((row["M"], row["N"], row["K"]))
-        deviation = measured["tflops"] / row["tflops"] - 1 if measured else None
+        measured = fastest.get((row["M"], row["N"], row["K"]))
+        deviation = None
+        if measured:
+            deviation = measured["tflops"] / row["tflops"] - 1
         row |= {"measured": measured, "deviation": deviation, "off": abs(deviation or 0.0) > MOST_DEVIATION}
     return {"source": " ".join(comments), "rows": rows}
+
+
+def _fastest_by_key(rows: Iterable[Row]) -> dict[Key, Document]:
+    """The fastest backend of each key on all devices, as `{"tflops": 812.5, "us": 9.9, "backend": "ck"}`."""
+    fastest: dict[Key, Document] = {}
+    for row in rows:
+        if not row["best"]:
+            continue
+        key = tuple(row["key"].values())
+        best = row["backends"][row["best"]]
+        if key not in fastest or best["us"] < fastest[key]["us"]:
+            fastest[key] = {"tflops": best["tflops"], "us": best["us"], "backend": row["best"]}
+    return fastest
 
 
 def write_csv(results: Document, out: TextIO) -> None:

@@ -335,13 +335,11 @@ def _check_repeats(rows: pd.DataFrame, timed: pd.DataFrame, columns: _Columns, f
     repeat = groups.cumcount()
     run = next((timed[name] for name in RUNS if name in timed), repeat)
     line_of_first = rows.index.to_series().groupby([groups.ngroup(), run]).transform("first")
-    for bad, what in (
-        (rows["kernel"] == "", "names no kernel"),
-        (
-            line_of_first != rows.index,
-            "this run of its kernel and shape is in line {} already: drop one, or number the repeats",
-        ),
-        (repeat == MAX_REPEATS, f"more than {MAX_REPEATS} repeats of one kernel and shape: is a column of it missing?"),
-    ):
-        for line, first in line_of_first[bad].items():
-            faults.add(what.format(first), line=int(str(line)))
+    for line in rows.index[rows["kernel"] == ""]:
+        faults.add("names no kernel", line=int(line))
+    for line, first in line_of_first[line_of_first != rows.index].items():
+        what = f"this run of its kernel and shape is in line {first} already: drop one, or number the repeats"
+        faults.add(what, line=int(str(line)))
+    for line in rows.index[repeat == MAX_REPEATS]:
+        what = f"more than {MAX_REPEATS} repeats of one kernel and shape: is a column of it missing?"
+        faults.add(what, line=int(line))
