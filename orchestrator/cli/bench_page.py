@@ -88,10 +88,10 @@ def add_results(page: Page, results: Sequence[Result]) -> None:
         by_shape.setdefault(result.shape, {})[result.env, result.backend] = result
     rows: list[list[Cell]] = []
     for shape, by_column in by_shape.items():
-        cells = [_cell(by_column.get(column), best.get((shape, column[0]))) for column in columns]
-        won = [winner for (of_shape, _), winner in best.items() if of_shape == shape]
-        names = dict.fromkeys(winner.backend for winner in won)
-        speeds = ", ".join(f"{winner.bw:,.0f}" for winner in won)
+        cells = [_cell(by_column.get((env, backend)), best.get((shape, env))) for env, backend in columns]
+        winners = [winner for (number, _), winner in best.items() if number == shape]
+        names = dict.fromkeys(winner.backend for winner in winners)
+        speeds = ", ".join(f"{winner.bw:,.0f}" for winner in winners)
         first = next(iter(by_column.values()))
         rows.append([describe(first.key), *cells, ", ".join(names), speeds])
     page.table(
@@ -104,9 +104,9 @@ def add_results(page: Page, results: Sequence[Result]) -> None:
     )
 
 
-def missing_results(found: Sequence[Result]) -> list[dict[str, Any]]:
+def missing_results(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return why backends have no result, with the number of shapes of each reason."""
-    counts = Counter((r.env, r.backend, r.status, r.detail) for r in found if not r.is_measured)
+    counts = Counter((r.env, r.backend, r.status, r.detail) for r in results if not r.is_measured)
     return [
         {"env": env, "backend": backend, "status": status, "shapes": n, "detail": detail}
         for (env, backend, status, detail), n in counts.items()
