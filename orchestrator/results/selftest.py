@@ -285,7 +285,8 @@ def check_later_set_up(trial: NodeTrial) -> Answer:
 def check_cleaned(trial: NodeTrial) -> Answer:
     runs = {step.run.name for step in trial.steps.values() if step.run.is_dir()}
     step = trial.step("after", "nodes check", "-i", trial.all_gpus)
-    require(runs and "nodes" in step.document, step.why)
+    require(runs, "no run was on the node")
+    require("nodes" in step.document, step.why)
     texts = [f"{node['locks']} {node['containers']}" for node in step.document["nodes"]]
     left = [run for run in runs if any(run in text for text in texts)]
     return not left, f"{plural(len(runs), 'run')}, of which {len(left)} left containers or locks"

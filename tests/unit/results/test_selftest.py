@@ -144,3 +144,10 @@ def test_a_family_without_a_script_in_the_image_does_not_count_against_it(tmp_pa
     held, detail = check(15, t)
     assert held, detail
     assert "batched_a8w8: exit code 3" in detail
+
+
+def test_nothing_is_said_of_a_node_that_had_no_run(tmp_path: Path) -> None:
+    t = Recorded(tmp_path, [1], [], [])
+    t.steps["after"] = Step({"nodes": [{"locks": {}, "containers": []}]}, "exit code 3: ", "", tmp_path / "none")
+    with pytest.raises(NotTriedError, match="no run was on the node"):
+        check(19, t)
