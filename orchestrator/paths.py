@@ -305,28 +305,45 @@ def _names(runs: Sequence[RunPaths]) -> str:
     return ", ".join(names)
 
 
+LOOK_S = 1.0
+"""A command that looks who holds a run's lock (`holder`) holds it for an instant, so the lock is tried for this long if
+nobody else has it."""
+
+
 @contextlib.contextmanager
 def run_lock(paths: RunPaths) -> Iterator[None]:
     """Hold the lock of the controller that drives the run. Raise RunBusyError, which names the process that has it."""
     path = paths.lock
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    until = time.monotonic() + LOOK_S
+    while not _is_locked(fd):
         who = holder(path)
+        if not who and time.monotonic() < until:
+            time.sleep(0.01)
+            continue
         os.close(fd)
         raise RunBusyError(
             f"run {paths.run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
             f" (since {who.get('since', '?')}); watch it with: {command(f'status {paths.named} --watch')}"
-        ) from None
-    os.ftruncate(fd, 0)
+        )
     who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    os.pwrite(fd, json.dumps(who).encode(), 0)
+    with contextlib.suppress(OSError):  # on a full disk, where a run can still be removed, the others read no name
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(who).encode(), 0)
     try:
         yield
     finally:
         os.ftruncate(fd, 0)
         os.close(fd)
+
+
+def _is_locked(fd: int) -> bool:
+    """Lock the open file for us alone. Return False if another process holds it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def holder(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from orchestrator.ledger.blocked import BlockedCandidate
 from orchestrator.ledger.reader import ProfileRow, ShapeState, keeps_today
 from orchestrator.pages import Page
 from orchestrator.paths import RunConfig, RunPaths, runs_option
-from orchestrator.planning.roofline import Gain
+from orchestrator.planning.worth import Gain
 from orchestrator.reasons import Reason
 from orchestrator.results.gain import noise_note
 from orchestrator.results.run_end import RunEnd

@@ -85,8 +85,8 @@ class AiterTree:
             elif forbids and finding.bucket in winner_file.winners:
                 yield f"{plan.file.target.name}: {finding.bucket}: {finding.text}"
         if winner_file.place.is_default:
-            _, lists, checked = self.default_files
-            yield from missing_measurements(self.resolver, winner_file, lists, winner_file.path.parent, checked)
+            options = self.default_files
+            yield from missing_measurements(self.resolver, winner_file, options.lists, options.checked)
 
     def bucket_for(self, winner_file: WinnerFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The name of the bucket that AITER takes for an M."""

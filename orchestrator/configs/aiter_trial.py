@@ -89,14 +89,14 @@ def call_loader(root: Path, arch: str, alone: bool, calls: list[LoaderArguments]
 
 def _import_loader(root: Path, alone: bool) -> tuple[ModuleType, str]:
     """(the loader's module, how it was imported)"""
-    reason = "InterruptedError"  # the name in the answer where nobody tried `import aiter`
+    how = "the loader alone"
     if not alone:
         try:
             return importlib.import_module(LOADER_MODULE), "imported as it is"
         except Exception as e:  # noqa: BLE001 - whatever the tree raises
-            reason = type(e).__name__
+            how = f"the loader alone ({type(e).__name__} in `import aiter`)"
     _leave_packages_empty(root)
-    return importlib.import_module(LOADER_MODULE), f"the loader alone ({reason} in `import aiter`)"
+    return importlib.import_module(LOADER_MODULE), how
 
 
 def _name_chip(triton: Any, arch: int | str) -> None:

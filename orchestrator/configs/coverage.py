@@ -62,9 +62,9 @@ def cover(package: EnginePackage, layers: Sequence[Layer], device: str | None) -
             has = folders.setdefault(file.device, {})
             has[folder] = f"{folder} + down".strip() if file.is_second_product else has.get(folder, folder)
         devices = {name: sorted(has.values()) for name, has in sorted(folders.items())}
-        sizes = f"E={layer.e} N={layer.n}" if layer.e else f"N={layer.n} K={layer.k}"
         block = "" if layer.block is None else f" {layer.block[0]}x{layer.block[1]}"
-        documents.append({"layer": sizes, "dtype": (layer.dtype or "bf16") + block, "devices": devices})
+        dtype = (layer.dtype or "bf16") + block
+        documents.append({"layer": layer.sizes_in_words, "dtype": dtype, "devices": devices})
     return documents
 
 

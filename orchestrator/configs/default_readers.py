@@ -39,7 +39,7 @@ class ShapeSizes(NamedTuple):
 def other_operators(resolver: Resolver, kind: ConfigKind) -> dict[str, bool]:
     """Other operators of the tree that read the kind's files on its chip, found by their calls of the loader; True for
     one that the tuner can call."""
-    folder = resolver.folder(kind.config, kind.backend)
+    folder = resolver.folder_of(kind)
     known_callers: dict[str, list[Caller]] = {_below_gemm(kind.module): []}
     for caller in kind.callers:
         known_callers.setdefault(_below_gemm(caller.module), []).append(caller)
@@ -72,7 +72,7 @@ def shapes_reading_default(
 
     Raises InputError for a list without columns M, N and K (and B for a batched kind).
     """
-    default = resolver.folder(kind.config, kind.backend).default
+    default = resolver.folder_of(kind).default
     buckets_after = resolver.read(default).buckets | {name: {} for name in buckets}
     bounds = resolver.bounds(kind)
     shapes: set[ShapeSizes] = set()
@@ -87,12 +87,12 @@ def shapes_reading_default(
 
 
 def missing_measurements(
-    resolver: Resolver, winner_file: WinnerFile, lists: Sequence[Path], folder: Path, checked: Sequence[str] = ()
+    resolver: Resolver, winner_file: WinnerFile, lists: Sequence[Path], checked: Sequence[str]
 ) -> list[str]:
     """Measurements that are missing before the default may change: a sentence an operator.
 
-    `checked`: operators that the user vouches for. The shapes to measure are written into `recheck.csv` of `folder`,
-    which `tune` reads.
+    `lists`: the user's lists of shapes. `checked`: operators that the user vouches for. The shapes to measure are
+    written into `recheck.csv` beside the winners, which `tune` reads.
     """
     kind = winner_file.place.kind
     needed = shapes_reading_default(resolver, kind, list(winner_file.winners), lists)
@@ -109,7 +109,7 @@ def missing_measurements(
     if not missing:
         return []
     to_measure = {shape for operator, shapes in missing.items() if can_call[operator] for shape in shapes}
-    recheck_list = folder / RECHECK_LIST
+    recheck_list = winner_file.path.with_name(RECHECK_LIST)
     _write_shapes(recheck_list, kind, sorted(to_measure))
     buckets = and_more(list(winner_file.winners), 3)
     sentences: list[str] = []

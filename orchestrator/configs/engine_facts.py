@@ -8,6 +8,7 @@ they run in a fresh process (`ask_engine`). Today's configs of a layer are range
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,7 @@ def layer_facts(
     root: Path, device: EngineDevice, others: Sequence[EngineDevice], layers: Sequence[Layer]
 ) -> list[LayerFacts]:
     """The facts of each layer in their order, asked in a fresh process."""
+    # the other devices first: a process holds one engine, that of the device which was loaded last
     aliases: dict[Layer, dict[str, str]] = {layer: {} for layer in layers}
     for layer in layers:
         for other in others:
@@ -102,7 +104,7 @@ def _ranges_of_pairs(engine: ServingEngine, layer: Layer, tables: Sequence[Mappi
     """The ranges in which the entries of both products' files stay the same."""
     firsts = sorted({served.first for table in tables for served in ranges_served(table).values()})
     starts: dict[int, tuple[Bucket, int]] = {}
-    for first, next_first in zip(firsts, [*firsts[1:], LAST_M], strict=True):
+    for first, next_first in itertools.pairwise([*firsts, LAST_M]):
         keys = [key for table in tables for key in table if first <= key < next_first]
         starts[first] = (engine.config(layer, first), keys[0] if keys else first)
     return ranges_from_starts(starts)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from orchestrator.configs.bucket_decision import layers_of
 from orchestrator.configs.config_tree import FileChange, LookupProof, PlannedLookup, compare_answers
-from orchestrator.configs.decisions import describe_layer, layers_of
 from orchestrator.configs.engine_facts import LAST_M, FilePaths, LayerFacts, configs_at, layer_facts
 from orchestrator.configs.winners import WinnerFile
 from orchestrator.errors import InputError
@@ -27,6 +27,7 @@ from worker.triton_configs.engine_package import (
     OVERRIDE,
     PROJECTS,
     EngineDevice,
+    EnginePackage,
     ServingEngineError,
     locate_engine,
     unpack_wheel,
@@ -56,7 +57,7 @@ class EngineTarget(NamedTuple):
     """The engine's package, and the folder that a merge writes to, which is the package or an override folder that it
     reads."""
 
-    package: Path
+    package: EnginePackage
     root: Path
 
 
@@ -69,15 +70,15 @@ def open_target(into: Path, engine: Path | None) -> Iterator[EngineTarget]:
         try:
             if engine and engine.suffix == ".whl":
                 engine_root = unpack_wheel(engine, scratch)
-            package = locate_engine(engine_root.resolve()).folder
+            package = locate_engine(engine_root.resolve())
         except ServingEngineError as e:
             hint = "" if engine else f"; if it is an override folder ({OVERRIDE}), name its vLLM with --engine"
             raise InputError(f"{e}{hint}") from e
-        if engine and (into / package.name).exists():
+        if engine and (into / package.project).exists():
             raise InputError(f"--into {into}: holds an engine itself; leave out --engine, or name an override folder")
-        if engine and package.name == "sglang" and into.is_dir() and not (into / "configs").is_dir():
+        if engine and package.project == "sglang" and into.is_dir() and not (into / "configs").is_dir():
             raise InputError(f"--into {into}: SGLang reads {into / 'configs'}, which does not exist: make it first")
-        yield EngineTarget(package, into.resolve() if engine else package)
+        yield EngineTarget(package, into.resolve() if engine else package.folder)
 
 
 def _buckets(ranges: Sequence[ConfigRange]) -> dict[str, Bucket]:
@@ -92,10 +93,8 @@ class EngineTree:
         """`files`: all winners of one device. Raises InputError if the engine cannot be asked."""
         self.package, self.root = target
         self.device = files[0].place.device
-        package = locate_engine(self.package)
-        self.project = package.project
-        self.title = PROJECTS[self.project].title
-        self.name = f"{self.title} {package.version}".strip()  # a checkout has no version
+        self.title = PROJECTS[self.package.project].title
+        self.name = f"{self.title} {self.package.version}".strip()  # a checkout has no version
         self.notes: list[str] = []
         # ranges before and after, by the file of winners
         self._planned: dict[Path, tuple[list[ConfigRange], list[ConfigRange]]] = {}
@@ -126,7 +125,7 @@ class EngineTree:
     def _check_fits(self, winner_file: WinnerFile, facts: LayerFacts) -> None:
         """Raises ValueError if the winners are not for the file that this engine reads, or not for it alone."""
         measured = winner_file.place.engine
-        is_of_project = measured.project == self.project
+        is_of_project = measured.project == self.package.project
         if not is_of_project and measured.source != facts.source:
             title = PROJECTS[measured.project].title if measured.project in PROJECTS else measured.project
             raise ValueError(f"not tuned for {self.name}: {title}'s kernel is another")
@@ -151,7 +150,7 @@ class EngineTree:
         for layer in winner_file.layers:
             for bucket, winner in winner_file.winners.items():
                 if layer not in layers_of(winner.measured):
-                    self.notes.append(f"{file_name}: {bucket} was not measured for {describe_layer(layer)}")
+                    self.notes.append(f"{file_name}: {bucket} was not measured for {layer.sizes_in_words}")
 
     def faults(self, winner_file: WinnerFile, plan: FilePlan) -> Iterator[str]:
         """Ranges that were not measured at both ends, by a layer that was measured there."""
@@ -172,7 +171,8 @@ class EngineTree:
         layers = winner_file.layers
         readers: list[str] = []
         if layers[0].op == "moe":
-            readers.append(f"every model with its E and N (measured: {', '.join(map(describe_layer, layers))})")
+            measured = ", ".join(layer.sizes_in_words for layer in layers)
+            readers.append(f"every model with its E and N (measured: {measured})")
         readers += [name for name, file in self._facts[layers[0]].aliases.items() if file == winner_file.path.name]
         return tuple(readers)
 
@@ -187,7 +187,7 @@ class EngineTree:
             ends = {part.first for part in ranges} | {part.last or LAST_M for part in ranges}
             for layer in winner_file.layers:
                 for m in sorted(ends):
-                    name = f"M={m} {describe_layer(layer)}"
+                    name = f"M={m} {layer.sizes_in_words}"
                     before = range_at(old, m).values
                     lookups.append(PlannedLookup(name, (layer, m), before, range_at(new, m).values))
         self._note_aliases(list(winner_files.values()))
@@ -221,13 +221,16 @@ class EngineTree:
 
     def _ask(self, question: Callable[..., list[T]], *args: Any, answers: int) -> list[T]:
         """The answers of a fresh process. Raises InputError."""
-        env = {PROJECTS[self.project].override: str(self.root)} if self.root != self.package else {}
+        folder = self.package.folder
+        env: dict[str, str] = {}
+        if self.root != folder:
+            env[PROJECTS[self.package.project].override] = str(self.root)
         try:
-            received = ask_engine(env, question, self.package, self.device, *args)
+            received = ask_engine(env, question, folder, self.device, *args)
         except (ServingEngineError, ForeignCodeError, OSError) as e:
-            raise InputError(f"{self.package}: {e}") from e
+            raise InputError(f"{folder}: {e}") from e
         if len(received) != answers:
-            raise InputError(f"{self.package}: gave {len(received)} answers to {answers} questions")
+            raise InputError(f"{folder}: gave {len(received)} answers to {answers} questions")
         return received
 
 

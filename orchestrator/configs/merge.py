@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from orchestrator import __version__
 from orchestrator.configs.aiter_tree import AiterTree, DefaultFileOptions, aiter_journal
+from orchestrator.configs.bucket_decision import MeasuredShape
 from orchestrator.configs.config_tree import ConfigTree, FileChange, LookupProof
-from orchestrator.configs.decisions import BucketDecision, MeasuredShape
 from orchestrator.configs.engine_tree import EngineTree, open_target
 from orchestrator.configs.journal import MergeJournal, journals_of
 from orchestrator.configs.winners import TABLE, WinnerFile, engine_of_winners, read_winners
@@ -27,7 +27,6 @@ from orchestrator.errors import InputError
 from orchestrator.files.cells import utc
 from orchestrator.tables.run_folders import provenance_of
 from worker.text import and_more
-from worker.triton_configs.config_file import Bucket
 from worker.triton_configs.engine_package import EngineDevice
 from worker.triton_configs.slowdown import is_slower
 from worker.triton_configs.tree_files import FilePlan
@@ -204,22 +203,21 @@ def _faults_of_times(tree: ConfigTree, winner_file: WinnerFile, plan: FilePlan) 
     table = winner_file.path.with_name(TABLE)
     for name, winner in winner_file.winners.items():
         for row in winner.measured:
-            had = tree.bucket_for(winner_file, plan.old, row.m)
-            gets = tree.bucket_for(winner_file, plan.new, row.m)
-            fault = _fault_of_measurement(name, row, had, plan.old[had], gets, plan.new.get(name))
+            fault = _fault_of_measurement(tree, winner_file, plan, name, row)
             if fault:
                 yield f"{table}:{row.line}: {fault}"
 
 
 def _fault_of_measurement(
-    name: str, row: MeasuredShape, had: str, had_values: Bucket, gets: str, new_values: Bucket | None
+    tree: ConfigTree, winner_file: WinnerFile, plan: FilePlan, name: str, row: MeasuredShape
 ) -> str:
-    """The reason why a winner does not hold at an M that it was measured at, "" if it holds. `had`, `gets`: the buckets
-    of that M today and after the merge."""
+    """The reason why the winner of this name does not hold at an M that it was measured at, "" if it holds."""
+    had = tree.bucket_for(winner_file, plan.old, row.m)
+    gets = tree.bucket_for(winner_file, plan.new, row.m)
     shape = f"M={row.m} {row.sizes}"
     if gets != name:
         return f"{shape} does not resolve to {name} but to {gets}"
-    if had_values not in (row.old, new_values):
+    if plan.old[had] not in (row.old, plan.new.get(name)):
         return f"{shape}: the tree's {had} is another config than the one measured; tune again with this tree"
     if row.old_us > 0 and is_slower(row.old_us, row.new_us):
         where = f" in {row.caller}" if row.caller else ""
@@ -243,20 +241,17 @@ def _journal_entry(
     }
     if checked:
         entry["checked"] = list(checked)
-    entry["buckets"] = [
-        {
-            "file": path_below(change.path, target.journal.root),
-            "copied": path_below(change.source, target.journal.root),
-            "measured": {name: _measurements(winner) for name, winner in change.winner_file.winners.items()},
-        }
-        for change in changes
-    ]
+    entry["buckets"] = [_change_in_journal(change, target.journal.root) for change in changes]
     return entry
 
 
-def _measurements(winner: BucketDecision) -> list[list[Any]]:
-    """A row `[B, N, K, M, count, old us, new us, caller]` for each: `[null, 1280, 8192, 16, 3, 9.6, 8.1, ""]`."""
-    return [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
+def _change_in_journal(change: FileChange, root: Path) -> dict[str, Any]:
+    """A file of a journal's entry. Each of its buckets has a row `[B, N, K, M, count, old us, new us, caller]` for each
+    measurement: `[null, 1280, 8192, 16, 3, 9.6, 8.1, ""]`."""
+    measured: dict[str, list[list[Any]]] = {}
+    for name, winner in change.winner_file.winners.items():
+        measured[name] = [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
+    return {"file": path_below(change.path, root), "copied": path_below(change.source, root), "measured": measured}
 
 
 def _write_and_prove(report: MergeReport, target: MergeTarget, entry: Mapping[str, Any]) -> None:

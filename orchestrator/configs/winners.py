@@ -12,26 +12,24 @@ alone, for a merge, `publish` and a bench of config sets; the files are for peop
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.configs.decisions import (
+from orchestrator.configs.bucket_decision import (
     BucketDecision,
     BucketPlace,
     MeasuredShape,
-    decide_winners,
-    join_decisions,
     layers_of,
     parse_decision,
 )
+from orchestrator.configs.decisions import decide_winners, join_decisions
 from orchestrator.errors import InputError
 from orchestrator.files.faults import Faults
 from orchestrator.files.read import csv_records
 from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import LedgerReader
-from worker.triton_configs.config_file import Bucket, text_of_buckets
+from worker.triton_configs.config_file import Bucket, json_in_form_of, text_of_buckets
 from worker.triton_configs.engine_package import Layer
 from worker.triton_configs.pair import needs_down_file, split_entries
 
@@ -90,7 +88,7 @@ def write_winners(ledger: LedgerReader, root: Path) -> list[str]:
     if is_engine:
         files = _with_down_files(files)
     for name, buckets in files.items():
-        text = json.dumps(buckets, indent=4) + "\n" if is_engine else text_of_buckets(buckets)
+        text = json_in_form_of("", buckets) if is_engine else text_of_buckets(buckets)
         write_atomic(folder / name, text)
     for path in folder.glob("*.json"):
         if path.name not in files:

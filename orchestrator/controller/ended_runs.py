@@ -22,7 +22,7 @@ from orchestrator.leases.pools import pools_of
 from orchestrator.machines.node_link import engine_of, transport_of
 from orchestrator.machines.node_plan import NodePlan, plan_nodes
 from orchestrator.machines.node_poll import ask_all
-from orchestrator.paths import RunConfig, RunPaths, holder
+from orchestrator.paths import RunConfig, RunPaths, holder, run_lock
 from orchestrator.transport.base import Transport, connected
 from orchestrator.view.run_list import ListedRun, listed_runs
 
@@ -42,9 +42,17 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 
 
 def remove_run(paths: RunPaths) -> list[str]:
-    """Remove a run's folders on its nodes, then here. Return sentences on nodes that could not be reached."""
-    if holder(paths.lock):
-        raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
+    """Remove a run's folders on its nodes, then here. Return sentences on nodes that could not be reached. Nobody can
+    begin to drive the run meanwhile. Raises RunBusyError."""
+    try:
+        with run_lock(paths):
+            return _remove_locked_run(paths)
+    except RunBusyError:
+        cancel = command(f"cancel {paths.named}")
+        raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {cancel}") from None
+
+
+def _remove_locked_run(paths: RunPaths) -> list[str]:
     troubles = []
     try:
         inventory = load_inventory(paths.inventory)

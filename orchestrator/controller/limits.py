@@ -9,7 +9,7 @@ import time
 
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig
-from orchestrator.planning.roofline import measure_gain
+from orchestrator.planning.worth import measure_gain
 from orchestrator.results.run_results import worths_of
 
 _US = "SELECT us FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"

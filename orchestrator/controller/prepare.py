@@ -26,8 +26,9 @@ from orchestrator.machines.node_plan import device_memory
 from orchestrator.paths import RunConfig, new_run_id
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan, memory_note, queue_of, risk_notes
-from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, estimate_worths
+from orchestrator.planning.roofline import Device, chip_of
 from orchestrator.planning.skipped_shapes import Dropped, drop_tuned, tuned_times
+from orchestrator.planning.worth import Forecast, Worth, estimate_worths
 from orchestrator.results.recheck import chip_of_rows
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, numbers
 from orchestrator.shapes.reader import family_of_list

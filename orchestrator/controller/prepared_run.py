@@ -20,7 +20,7 @@ from orchestrator.machines.node_plan import NodePlan
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import Plan
-from orchestrator.planning.roofline import Worth
+from orchestrator.planning.worth import Worth
 from orchestrator.results.run_results import WORTHS
 from orchestrator.shapes.model import ShapeList, annotations_csv
 from worker.families import Family

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from orchestrator.planning.estimate import CERTAIN
 from orchestrator.planning.rates import nearest_rate
 from orchestrator.shapes.model import Shape, operand_bytes
 from worker.families import Family
@@ -44,9 +45,6 @@ RUN_OFF = 0.3
 
 RUN_WEIGHT = 2.0
 """Number of measured runs that the prior counts for."""
-
-CERTAIN = 1.645
-"""Standard deviations to each side within which nine of ten runs are."""
 
 FIT_ROUNDS = 10
 """Rounds of reweighting, after which the weights hardly change."""

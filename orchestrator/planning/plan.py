@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from orchestrator.events import WorkAdded
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.estimate import Range, seconds_left
-from orchestrator.planning.roofline import value_tiers
+from orchestrator.planning.worth import value_tiers
 from orchestrator.shapes.model import Shape, describe, operand_bytes
 from worker.families import Family
 from worker.text import and_more, plural
@@ -24,6 +24,10 @@ from worker.tuners.catalog import recorded_tuner
 
 GROUPS = 4
 """The estimate counts the set-ups of about this many groups for each slot."""
+MAX_SHAPES = 3
+"""Shapes that a note names."""
+GIB = 2.0**30
+"""Bytes."""
 
 
 class WorkList(NamedTuple):
@@ -56,31 +60,32 @@ def make_work(
     `values` by shape id, only shapes of about the same one share a process, and the most valuable go first.
     """
     spec = recorded_tuner(tuner)
-    costs = cost.shape_costs(shapes, family)
+    costs_s = {shape: round(seconds, 4) for shape, seconds in cost.shape_costs(shapes, family).items()}
     tier_of = value_tiers({shape.id: values[shape.id] for shape in shapes}) if values else {}
     m_index = family.key_names.index(family.m_column)
-    units_by_list: dict[WorkList, dict[object, list[Shape]]] = {}
+    ids_by_list_and_unit: dict[WorkList, dict[object, list[int]]] = defaultdict(lambda: defaultdict(list))
     for shape in sorted(shapes, key=lambda shape: (shape.key[m_index], shape.id)):
         key = shape.key_dict(family)
         alone = spec.risk is not None and bool(spec.risk(family.name, key))
         shared_key = (*shape.key[:m_index], *shape.key[m_index + 1 :])
-        unit: object = shape.id
+        unit: object = shape.id  # by default each shape is a unit of its own
         if spec.unit is not None and not alone:
             unit = spec.unit(family.name, key)
-        units = units_by_list.setdefault(WorkList(tier_of.get(shape.id, 0), shared_key, alone), {})
-        units.setdefault(unit, []).append(shape)
-    work = [
-        WorkAdded(
-            work_list.kind(mixes=spec.mixes),
-            tuple(tuple(shape.id for shape in unit) for unit in units.values()),
-            tuple(tuple(round(costs[shape.id], 4) for shape in unit) for unit in units.values()),
-            work_list.tier,
-            work_list.alone,
-            cost.setup_s,
-            spec.mixes,
+        ids_by_list_and_unit[WorkList(tier_of.get(shape.id, 0), shared_key, alone)][unit].append(shape.id)
+    work = []
+    for work_list, units_of_list in ids_by_list_and_unit.items():
+        units = tuple(map(tuple, units_of_list.values()))
+        work.append(
+            WorkAdded(
+                kind=work_list.kind(mixes=spec.mixes),
+                units=units,
+                costs_s=tuple(tuple(costs_s[shape] for shape in unit) for unit in units),
+                tier=work_list.tier,
+                alone=work_list.alone,
+                setup_s=cost.setup_s,
+                shares_end=spec.mixes,
+            )
         )
-        for work_list, units in units_by_list.items()
-    ]
     return sorted(work, key=lambda added: (added.tier, -seconds_of(added), added.units[0]))
 
 
@@ -212,10 +217,6 @@ def queue_of(pool: str) -> str:
     return f"the queue of {pool}"
 
 
-MAX_SHAPES = 3
-"""Shapes that a note names."""
-
-
 def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str = "aiter") -> list[str]:
     """Sentence for each class of risk, with its first shapes; none for a tuner without such classes."""
     risk = recorded_tuner(tuner).risk
@@ -234,10 +235,6 @@ def risk_notes(family: Family, keys: Iterable[tuple[int | str, ...]], tuner: str
         what = f"{plural(len(risky), 'shape')} ({named}): {words}: kernels may fault there"
         notes.append(f"{what}, so the tuner {tuner} runs {'each' if len(risky) > 1 else 'it'} alone")
     return notes
-
-
-GIB = 2.0**30
-"""Bytes."""
 
 
 def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> list[str]:

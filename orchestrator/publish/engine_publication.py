@@ -19,7 +19,6 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.configs.config_tree import FileChange
-from orchestrator.configs.decisions import describe_layer
 from orchestrator.configs.measured_ms import FileLayer, MeasuredM, measured_of_run
 from orchestrator.configs.merge import MergeReport, merge_run, path_below
 from orchestrator.configs.winners import WinnerFile, engine_of_winners
@@ -81,7 +80,7 @@ class LayerTable:
     def title(self) -> str:
         """The layer in words."""
         block = f", block_shape {list(self.layer.block)}" if self.layer.block else ""
-        return f"{KIND_NAMES[self.layer.op]} {describe_layer(self.layer)}, {self.layer.dtype or 'bf16'}{block}"
+        return f"{KIND_NAMES[self.layer.op]} {self.layer.sizes_in_words}, {self.layer.dtype or 'bf16'}{block}"
 
     @property
     def changed(self) -> list[MeasuredM]:

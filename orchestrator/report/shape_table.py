@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.backend_names import backend_label
 from orchestrator.ledger.reader import LedgerReader, ShapeState
 from orchestrator.pages import Document
-from orchestrator.planning.roofline import Chip, chip_of, roof_of
+from orchestrator.planning.roofline import Chip, Roof, chip_of, roofline
 from orchestrator.report.figures import five_numbers, rounded
 from orchestrator.report.measured import Measurements, Tried, Winner
 from orchestrator.shapes.model import Key, element_type
@@ -44,6 +44,10 @@ class Roofs:
         if chip is None:
             note = "No data sheet is known for this device, so there is no roof."
         return cls(family, chip, note.replace(" (--chip corrects it)", ""))
+
+    def roof_of(self, key: Key) -> Roof | None:
+        """The roofline of one shape, None if it is not known."""
+        return roofline(self.family, self.chip)(key) if self.chip else None
 
     def document(self, keys: Mapping[int, Key]) -> Document | None:
         """The roof to draw: the one for the most common type."""
@@ -177,12 +181,14 @@ def _reason(shape: ShapeState, winner: Winner | None) -> str:
     return "noisy" if winner and winner.noisy else ""
 
 
-def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float | None]:
+def _under_roof(roofs: Roofs, winner: Winner, key: Key) -> tuple[float | None, float | None]:
     """(operations per byte, share of the roof). Without a roof the intensity is computed from the row's bw (GB/s)."""
-    roof = roof_of(roofs.family, key, roofs.chip) if roofs.chip else None
+    roof = roofs.roof_of(key)
     if roof is not None:
-        return rounded(roof.intensity, 4), rounded(w.tflops / roof.tflops, 3)
-    return rounded(1000.0 * w.tflops / w.bw, 4) if w.bw else None, None
+        return rounded(roof.intensity, 4), rounded(winner.tflops / roof.tflops, 3)
+    if winner.bw:
+        return rounded(1000.0 * winner.tflops / winner.bw, 4), None
+    return None, None
 
 
 def by_backend(measured: Measurements) -> list[Document]:

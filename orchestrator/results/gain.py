@@ -2,7 +2,7 @@
 
 `gemmfleet gain` calls `calls_of_run` if the user gives no workload, then `times_before` and `gain_of_workload`, or
 `gain_of_engine` for a run of an engine's tuner. The page of a run's end shows `gains_over_median`, and
-`noise_note` on winners whose times are not to be trusted. What a run with --by-value won is in `planning/roofline.py`.
+`noise_note` on winners whose times are not to be trusted. What a run with --by-value won is in `planning/worth.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from orchestrator.files.write import write_atomic
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader
 from orchestrator.pages import MOST_ROWS
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.planning.roofline import Gain
+from orchestrator.planning.worth import Gain
 from orchestrator.policy.model import State
 from orchestrator.results.export import candidate_rows, describe_unpromised, winner_rows
 from orchestrator.results.gain import gains_over_median

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from orchestrator.ledger.blocked import BlockedCandidate
 from orchestrator.ledger.reader import Counts, LedgerReader, ProfileRow, ShapeState, SlotInfo
-from orchestrator.planning.roofline import Gain, Worth, measure_gain
+from orchestrator.planning.worth import Gain, Worth, measure_gain
 from worker.families import Family
 
 WORTHS = "worths"

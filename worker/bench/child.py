@@ -20,7 +20,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,13 +37,14 @@ from worker.tuners.common.problem import UnavailableError, UnsupportedError, is_
 if TYPE_CHECKING:
     from worker.bench.measuring import Backend, ReadyCase
 
-Answer = dict[str, Any]
+Message = dict[str, Any]
+"""A command, as `{"do": "calls", "calls": 26}`, or an answer, as `{"is": "done", "us": 9.9, ...}`."""
 
 
 class BackendServer:
     """Executes commands; `held` is the prepared shape."""
 
-    def __init__(self, backend: str, options: BenchOptions, say: Callable[[Answer], None]) -> None:
+    def __init__(self, backend: str, options: BenchOptions, say: Callable[[Message], None]) -> None:
         self._name = backend
         self._options = options
         self._say = say
@@ -51,7 +52,7 @@ class BackendServer:
         self._backend: Backend | None = None
         self._held: ReadyCase | None = None
 
-    def start(self) -> Answer:
+    def start(self) -> Message:
         """Import torch and the backend. `ready` with what this stack is, or `refused`."""
         facts = stack()
         try:
@@ -73,17 +74,18 @@ class BackendServer:
             return {**self._refusal(e), "status": "unavailable", "facts": facts}
         return {"is": "ready", "facts": facts}
 
-    def execute(self, command: Answer) -> Answer:
+    def execute(self, command: Message) -> Message:
         """Execute one command; its answer. An exception of the backend is an answer too."""
-        do: dict[str, Callable[..., Answer]] = {
+        methods: dict[str, Callable[..., Message]] = {
             "prepare": self._prepare,
             "sample": self._sample,
             "calls": self._calls,
             "drop": self._drop,
             "canary": self._canary,
         }
+        arguments = {name: value for name, value in command.items() if name != "do"}
         try:
-            return {"is": "done", **do[command["do"]](**{n: v for n, v in command.items() if n != "do"})}
+            return {"is": "done", **methods[command["do"]](**arguments)}
         except Exception as e:  # noqa: BLE001 - as above
             self._held = None
             if is_fatal(e):  # the device is not to be trusted in this process any more
@@ -92,7 +94,7 @@ class BackendServer:
                 os._exit(70)
             return self._refusal(e)
 
-    def _refusal(self, e: Exception) -> Answer:
+    def _refusal(self, e: Exception) -> Message:
         if isinstance(e, (UnavailableError, UnsupportedError)):
             status = "unavailable" if isinstance(e, UnavailableError) else "unsupported"
             return {"is": "refused", "status": status, "detail": str(e)}
@@ -108,7 +110,7 @@ class BackendServer:
             traceback.print_exc()
         return {"is": "refused", "status": status, "detail": clean(text.strip().split("\n", 1)[0], 500)}
 
-    def _prepare(self, family: str, key: dict[str, int | str], err_ratio: float) -> Answer:
+    def _prepare(self, family: str, key: dict[str, int | str], err_ratio: float) -> Message:
         from worker.bench.measuring import prepare
 
         self._drop()
@@ -117,16 +119,16 @@ class BackendServer:
         answer, self._held = prepare(case, self._backend, self._device, self._options, err_ratio, self._alive)
         return answer
 
-    def _sample(self) -> Answer:
+    def _sample(self) -> Message:
         assert self._held is not None, "no shape is prepared"
         return self._held.sample(self._options, self._alive)
 
-    def _calls(self, calls: int) -> Answer:
+    def _calls(self, calls: int) -> Message:
         assert self._held is not None, "no shape is prepared"
         self._held.call(calls)
         return {}
 
-    def _drop(self) -> Answer:
+    def _drop(self) -> Message:
         """Free the shape's memory: other backends share the device, each in a process of its own."""
         import torch
 
@@ -134,7 +136,7 @@ class BackendServer:
         torch.cuda.empty_cache()  # without a GPU it does nothing
         return {}
 
-    def _canary(self) -> Answer:
+    def _canary(self) -> Message:
         from worker.tuners.common.device import canary
 
         return dict(zip(("ok", "us", "detail"), canary(self._device), strict=True))
@@ -157,38 +159,62 @@ def _describe(e: Exception) -> str:
 
 
 def main(spec: Path, fd: int | None = None) -> int:
-    """Serve until the socket closes, or carry out the commands of the spec; 0 where none of these was refused."""
+    """Serve the socket until it closes, or carry out the commands of the spec; 0 if none of these was refused."""
     request = json.loads(spec.read_text())
-    conn = None if fd is None else Connection(fd)
-    if fd is not None:
-        os.set_inheritable(fd, False)
+    if fd is None:
+        return _carry_out(request)
+    os.set_inheritable(fd, False)
+    _serve(request, Connection(fd))
+    return 0
 
-    def say(message: Answer) -> None:
-        text = json.dumps(message, default=str)
-        if conn is None:
-            print(text)
-        else:
-            conn.send_bytes(text.encode())
 
-    def commands() -> Iterator[Answer]:
-        yield from request.get("commands", ())
-        with contextlib.suppress(EOFError):
-            while conn is not None:
-                yield json.loads(conn.recv_bytes())
+def _serve(request: Message, connection: Connection) -> None:
+    """Answer commands until the socket closes; then `recv_bytes` raises EOFError."""
 
-    server = BackendServer(request["backend"], BenchOptions.parse(request["options"]), say)
+    def say(message: Message) -> None:
+        connection.send_bytes(_encode(message).encode())
+
+    server = _make_server(request, say)
     answer = server.start()
     say(answer)
-    if answer["is"] == "ready":
-        import torch
+    if answer["is"] != "ready":
+        return
+    import torch
 
-        with torch.inference_mode():
-            for command in commands():
-                answer = server.execute(command)
-                say(answer)
-                if conn is None and answer["is"] == "refused":
-                    break
-    return int(conn is None and answer["is"] != "done")
+    with torch.inference_mode(), contextlib.suppress(EOFError):
+        while True:
+            command = json.loads(connection.recv_bytes())
+            say(server.execute(command))
+
+
+def _carry_out(request: Message) -> int:
+    """Carry out the commands of the spec, and print the answers. Return 1 if one was refused, which ends it, else 0."""
+
+    def say(message: Message) -> None:
+        print(_encode(message))
+
+    server = _make_server(request, say)
+    answer = server.start()
+    say(answer)
+    if answer["is"] != "ready":
+        return 1
+    import torch
+
+    with torch.inference_mode():
+        for command in request["commands"]:
+            answer = server.execute(command)
+            say(answer)
+            if answer["is"] == "refused":
+                return 1
+    return 0
+
+
+def _make_server(request: Message, say: Callable[[Message], None]) -> BackendServer:
+    return BackendServer(request["backend"], BenchOptions.parse(request["options"]), say)
+
+
+def _encode(message: Message) -> str:
+    return json.dumps(message, default=str)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def tree_with_configs(tree: Tree, text: str, folder: Path) -> Tree:
         if "winners" in config_set:
             files = _files_of_winners(tree, config_set["winners"])
         else:
-            files = {str(CONFIGS / rel): text for rel, text in config_set["files"].items()}
+            files = {str(CONFIGS / path): file_text for path, file_text in config_set["files"].items()}
             for pattern in GEMMS:
                 replaced += [str(path.relative_to(tree.root)) for path in (tree.root / CONFIGS).glob(pattern)]
         return ScratchTree.with_files(tree, folder, files, replaced)
@@ -64,10 +64,8 @@ def config_read(root: Path, function_name: str, case: Case) -> str:
 
     FILE is the path below AITER's configs. AITER must have been imported.
     """
-    for kind in KINDS:
-        if kind.function == function_name:
-            break
-    else:
+    kind = next((kind for kind in KINDS if kind.function == function_name), None)
+    if kind is None:
         return ""
     try:
         arch, _ = find_function([("aiter.ops.triton.utils._triton.arch_info", "get_arch")])

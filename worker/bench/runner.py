@@ -1,21 +1,17 @@
 """Runs a backend on a side: starts its process when needed, replaces it after its death, and reads its answers.
 
-The timer `rocprof` takes kernel times from `rocprofv3 --kernel-trace --stats`, and selects kernels by name. The trace
-is a documented CSV (ROCm 6.2 to 7.1): `*_kernel_trace.csv` with a row for each dispatch (Kernel_Name, Start_Timestamp,
-End_Timestamp in ns, ...). Columns are found by name, because their number changes with every release. A process makes
-WARMUP + CALLS calls. A kernel belongs to the call if it ran a whole number of times per call. Warm-up is left out.
+tuner.py has a `BackendRunner` for each backend of each side, and calls `prepare` for a shape, `sample` for each of its
+runs, `drop` at its end. With the timer `rocprof` a run is a process of its own under the profiler (rocprof.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
-import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -23,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
+from worker.bench.rocprof import CALLS, TOOL, WARMUP, per_call_us, profiler_argv
 from worker.process import Child, OutputLog, ask_child, exit_words
 from worker.protocol.bench import BenchOptions, Side
 from worker.protocol.paths import AITER_ROOT_ENV
-from worker.text import plural
 from worker.tuners.common.helper_process import HelperError, HelperProcess, HelperRefused
 
 LAST_WORDS = 600
@@ -35,12 +31,6 @@ END_WITHIN_S = 10.0
 """A process that closed its socket has this many seconds to exit by itself."""
 START_S = 240.0
 """Seconds of silence until a backend's process is ready: it imports torch, and AITER may build a module."""
-WARMUP = 5
-CALLS = 26
-"""Calls under the profiler: WARMUP, which do not count, then CALLS."""
-TOOL = "rocprofv3"
-_RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
-"""Copies and fills of the runtime. They are part of a call only if a pattern asks for them."""
 Alive = Callable[[], None]
 
 
@@ -214,67 +204,3 @@ def environment(python: str) -> dict[str, str]:
     paths = [str(PACKAGE_PARENT), *(str(Path(p).absolute()) for p in inherited if p)]
     root = {AITER_ROOT_ENV: ""} if python else {}
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1", **root}
-
-
-def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
-    """The command line that runs `program` under the profiler. Raises HelperError if there is no profiler."""
-    tool = shutil.which(TOOL, path=f"{os.environ.get('PATH', os.defpath)}:/opt/rocm/bin")
-    if tool is None:
-        raise HelperRefused("unavailable", f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
-    return [
-        tool,
-        *["--kernel-trace", "--stats", "--output-format", "csv", "-o", "bench", "-d"],
-        str(folder),
-        "--",
-        *program,
-    ]
-
-
-def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: int = CALLS) -> tuple[float, str]:
-    """(microseconds of one call, the kernels that count, joined by ` + `). Raises HelperError, which names what ran.
-
-    Kernels belong to the call by `pattern`, else all but the runtime's own.
-    """
-    # there is a trace for each process, and only one of the processes had work for the device
-    durations: dict[str, list[int]] = {}
-    for path in sorted(folder.rglob("*kernel_trace.csv")):
-        trace = parse_trace(path)
-        if sum(map(len, trace.values())) > sum(map(len, durations.values())):
-            durations = trace
-    all_calls = warmup + calls
-    ns_per_call: dict[str, float] = {}
-    for name, times in durations.items():
-        is_wanted = re.search(pattern, name) if pattern else not _RUNTIME.search(name)
-        per_call, rest = divmod(len(times), all_calls)
-        if is_wanted and per_call and not rest:
-            ns_per_call[name] = sum(times[per_call * warmup :]) / calls
-    if not ns_per_call:
-        ran = [f"{_short(name)} ({plural(len(times), 'time')})" for name, times in durations.items()][:8]
-        wanted = f"kernel matching {pattern!r}" if pattern else "kernel"
-        raise HelperRefused(
-            "error",
-            f"no {wanted} ran a whole number of times in each of {all_calls} calls; there were:"
-            f" {', '.join(ran) or 'none, or none on a GPU'}",
-        )
-    return sum(ns_per_call.values()) / 1e3, " + ".join(map(_short, ns_per_call))
-
-
-def parse_trace(path: Path) -> dict[str, list[int]]:
-    """Durations of the dispatches of a `kernel_trace.csv` in ns, by kernel, in the order of their start. Raises
-    HelperError with file and line."""
-    times: dict[str, list[tuple[int, int]]] = {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as f:
-        reader = csv.DictReader(f)
-        try:
-            for row in reader:
-                start = int(row["Start_Timestamp"])
-                duration = int(row["End_Timestamp"]) - start
-                if row.get("Kind", "KERNEL_DISPATCH") == "KERNEL_DISPATCH":
-                    times.setdefault(row["Kernel_Name"], []).append((start, duration))
-        except (KeyError, TypeError, ValueError, csv.Error) as e:
-            raise HelperRefused("error", f"{path}:{reader.line_num}: this is not a trace of {TOOL}: {e!r}") from e
-    return {name: [duration for _, duration in sorted(pairs)] for name, pairs in times.items()}
-
-
-def _short(name: str) -> str:
-    return name.split("(", 1)[0][:80]

@@ -101,6 +101,12 @@ class Layer:
         return replace(self, op="moe_down")
 
     @property
+    def sizes_in_words(self) -> str:
+        """Its sizes for people, without those that are not named: `E=256 N=256 K=7168 topk=8`."""
+        sizes = {"E": self.e, "N": self.n, "K": self.k, "topk": self.topk}
+        return " ".join(f"{name}={size}" for name, size in sizes.items() if size)
+
+    @property
     def sizes_in_name(self) -> tuple[int, int]:
         """The sizes in its file's name: (N, K), or (experts, N)."""
         return (self.e, self.n) if self.e else (self.n, self.k)

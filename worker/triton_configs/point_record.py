@@ -25,6 +25,11 @@ MOST_CONFIGS = 64
 MOST_M = 1 << 24
 
 
+def name_of_config(values: Mapping[str, Any]) -> str:
+    """The name that a config has in points: the same text for the same values."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+
 class ConfigTime(NamedTuple):
     """A config's time at a point. `us`: -1 where it does not run or is wrong; `high_us`: what it may be at most beside
     today's (95 %); `err_ratio`: the share of wrong elements."""
@@ -36,8 +41,8 @@ class ConfigTime(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The same text for the same values."""
-        return json.dumps(self.values, sort_keys=True, separators=(",", ":"))
+        """Its name in points."""
+        return name_of_config(self.values)
 
 
 @dataclass(frozen=True, slots=True)

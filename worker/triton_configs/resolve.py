@@ -233,6 +233,10 @@ class Resolver:
             " that has one, or write it first"
         )
 
+    def folder_of(self, kind: ConfigKind) -> ConfigFolder:
+        """The folder that counts for a kind. Raises ResolveError."""
+        return self.folder(kind.config, kind.backend)
+
     def suffixes(self, kind: ConfigKind, n: int, k: int, b: int | None = None) -> tuple[str, ...]:
         """Endings of a shape's specialised files, in the order in which they are looked for. K is the logical one."""
         plain = f"N={n}-K={k}"
@@ -243,7 +247,7 @@ class Resolver:
     def file_for(self, kind: ConfigKind, n: int, k: int, b: int | None = None) -> tuple[Path, bool]:
         """(file of a shape, True where it is a specialised one). The default then counts at no M. Raises
         ResolveError."""
-        folder = self.folder(kind.config, kind.backend)
+        folder = self.folder_of(kind)
         for suffix in self.suffixes(kind, n, k, b):
             path = folder.specialised(kind.config, suffix)
             if path.exists():
@@ -252,7 +256,7 @@ class Resolver:
 
     def own_file(self, kind: ConfigKind, n: int, k: int, b: int | None = None) -> Path:
         """The path at which a shape's specialised file is looked for first, there or not. Raises ResolveError."""
-        return self.folder(kind.config, kind.backend).specialised(kind.config, self.suffixes(kind, n, k, b)[0])
+        return self.folder_of(kind).specialised(kind.config, self.suffixes(kind, n, k, b)[0])
 
     def config_for(self, kind: ConfigKind, m: int, n: int, k: int, b: int | None = None) -> Resolved:
         """The bucket of a shape, K the logical one. Raises ResolveError, ConfigFileError and OSError."""

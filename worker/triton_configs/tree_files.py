@@ -127,7 +127,7 @@ def plan_file(
 
     Raises ResolveError, ConfigFileError, OSError, and ValueError where no bucket can hold what must not move.
     """
-    source = target = resolver.folder(kind.config, kind.backend).default
+    source = target = resolver.folder_of(kind).default
     if shape is not None:
         b, n, k = shape
         source, _ = resolver.file_for(kind, n, k, b)

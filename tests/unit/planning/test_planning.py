@@ -16,8 +16,9 @@ from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan, make_work, memory_note, risk_notes, seconds_of
-from orchestrator.planning.roofline import (
-    CHIPS,
+from orchestrator.planning.roofline import CHIPS
+from orchestrator.planning.skipped_shapes import drop_tuned
+from orchestrator.planning.worth import (
     EFFICIENCY,
     UNTUNED,
     Forecast,
@@ -26,7 +27,6 @@ from orchestrator.planning.roofline import (
     measure_gain,
     value_tiers,
 )
-from orchestrator.planning.skipped_shapes import drop_tuned
 from orchestrator.shapes.model import Key, Shape
 from tests.kits.fleet import command
 from tests.kits.results import A8W8

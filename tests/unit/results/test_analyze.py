@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.planning.roofline import CHIPS, chip_of, roof_of
+from orchestrator.planning.roofline import CHIPS, chip_of, roofline
 from orchestrator.results.analyze import analyze
 from orchestrator.results.measurements import find_sources
 from tests.kits.fleet import command
@@ -312,7 +312,7 @@ def test_published_figures_that_a_measurement_does_not_reach_are_marked(tmp_path
 
 def test_rooflines_are_the_data_sheets() -> None:
     fp4, mi355x = get_family("a4w4_blockscale"), CHIPS["mi355x"]
-    big, thin = (roof_of(fp4, shape, mi355x) for shape in ((16384, 16384, 32768), (1, 16384, 16384)))
+    big, thin = (roofline(fp4, mi355x)(shape) for shape in ((16384, 16384, 32768), (1, 16384, 16384)))
     assert big is not None
     assert thin is not None
     moved = (16384 + 16384 * 16384) / 2 + 2 * 16384

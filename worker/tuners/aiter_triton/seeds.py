@@ -34,7 +34,7 @@ class AiterSeeds(Seeds):
         self._resolver = Resolver(root, arch)
         self._kind = kind
         self._arch = arch
-        folder = self._resolver.folder(kind.config, kind.backend)
+        folder = self._resolver.folder_of(kind)
         self._default = folder.default
         self.bounds = self._resolver.bounds(kind)
         self._sizes_of_files: dict[Path, tuple[int, int, int]] = {}  # (B or 0, N, K) of the kind's other files

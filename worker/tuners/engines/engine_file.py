@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 from worker.protocol import SpecShape
 from worker.triton_configs.cutting import KEEP, MeasuredPoint, cut_ranges, unite_points
 from worker.triton_configs.m_ranges import USUAL_KEYS, ranges_served
+from worker.triton_configs.point_record import name_of_config
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.engines.engine_seeds import EngineSeeds
-from worker.tuners.engines.file_at_m import FileAtM, point_name
+from worker.tuners.engines.file_at_m import FileAtM
 from worker.tuners.engines.further_ms import FileTimes, ms_to_close, ms_within, nearest_keys
 from worker.tuners.engines.pair_search import PairSearch
-from worker.tuners.engines.specs import CAPTURED, EngineOptions
+from worker.tuners.engines.specs import EngineOptions
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask
 from worker.tuners.search.choice import Point
 from worker.tuners.search.forked_process import now
@@ -75,14 +76,14 @@ class EngineFile(FileSearch):
         options = context.options
         assert isinstance(options, EngineOptions)
         self._captured = options.captured
-        self._labels = with_captured(seeds.source.labels, options)
-        searched = seeds.source.searched
-        if options.captured and len(searched) > 1:
-            searched = searched[:-1]  # captured routings take the place of the last
-        self._searched_labels = with_captured(searched, options)
+        self._labels = options.with_captured(seeds.source.labels)
+        drawn = seeds.source.searched_labels
+        if options.captured and len(drawn) > 1:
+            drawn = drawn[:-1]  # captured routings take the place of the last
+        self._searched_labels = options.with_captured(drawn)
         self._configs: dict[str, TileConfig] = {}  # the file's, by their names in points
         self._keys_won: dict[str, set[int]] = {}  # searched M at which a config, by that name, was among the fastest
-        self._searched: set[int] = set()  # M that were searched
+        self._searched_ms: set[int] = set()  # M that were searched
         self._points: list[MeasuredPoint] = []
         self._deadline = math.inf  # no further M is begun after it
         self._spaces: dict[int, Space] = {}  # by M, for the model of times
@@ -112,7 +113,7 @@ class EngineFile(FileSearch):
         points: list[PointTask] = []
         for number, label in enumerate(self._searched_labels):
             points.append(self.add_search(self._point(m, label, named), quiet=quiet or number > 0))
-        self._searched.add(m)
+        self._searched_ms.add(m)
         return KeySearch(self, f"M={m}", points, {})
 
     def start_shape(self, task: PointTask) -> None:
@@ -134,7 +135,7 @@ class EngineFile(FileSearch):
     def _keep(self, winners: Iterable[TileConfig], m: int) -> None:
         """Add winners of a searched M to the file's configs."""
         for config in winners:
-            name = point_name(config)
+            name = name_of_config(config.values)
             self._configs.setdefault(name, config)
             self._keys_won.setdefault(name, set()).add(m)
 
@@ -147,7 +148,7 @@ class EngineFile(FileSearch):
         if not self.shapes:
             return
         default = tile_config(self.source.default_config(self._problem), self.source.prefix)
-        self._configs.setdefault(point_name(default), default)
+        self._configs.setdefault(name_of_config(default.values), default)
         for m in sorted(self.shapes):
             self._tune_shape_at(m)
         self._measure_further_ms(now() - self._began)
@@ -158,7 +159,7 @@ class EngineFile(FileSearch):
         It gets the config that is best there at all routings, by the rule of the cut.
         """
         measured = self._measure(m, FULL)
-        if m not in self._searched and self._lose_to_short_search(m):
+        if m not in self._searched_ms and self._lose_to_short_search(m):
             self.tune_bucket(self._search_at(m, self.shapes[m], quiet=True), [])
             measured = self._measure(m, FULL)
         points = [point for point in self._points if point.m == m]
@@ -185,7 +186,7 @@ class EngineFile(FileSearch):
 
         Where ranges meet comes first each time: the M between two keep what they have.
         """
-        keys = sorted(self._searched & set(USUAL_KEYS))
+        keys = sorted(self._searched_ms & set(USUAL_KEYS))
         frame, steps = ms_within(keys, max(LAST_M, *self.shapes))
         self._measure_each(frame)
         self._deadline = now() + max(LEAST_EXTRA_S, EXTRA_SHARE * searches_s)
@@ -197,8 +198,9 @@ class EngineFile(FileSearch):
     def _close_gaps(self) -> None:
         """Measure where ranges would meet best."""
         for _ in range(ROUNDS):
-            times = FileTimes(self._points, cut_ranges(self._points, gaps_cost=False), self._estimate)
-            if not self._measure_each(filter(self._is_quick, ms_to_close(times))):
+            ranges = cut_ranges(self._points, gaps_cost=False)
+            next_ms = ms_to_close(FileTimes(self._points, self._estimate), ranges)
+            if not self._measure_each(filter(self._is_quick, next_ms)):
                 return
 
     def _is_quick(self, m: int) -> bool:
@@ -220,7 +222,7 @@ class EngineFile(FileSearch):
         """Measure the file's configs at an M, the most promising first, and send what was right there."""
         any_shape = next(iter(self.shapes.values()))
         tasks = [self._point(m, label, any_shape) for label in self._labels]
-        has_rows = m in self.shapes and m not in self._searched
+        has_rows = m in self.shapes and m not in self._searched_ms
         measuring = FileAtM(self, tasks, self._promising(m), effort, quiet=not has_rows)
         measuring.measure()
         for task, record in measuring.records():
@@ -231,10 +233,10 @@ class EngineFile(FileSearch):
     def _promising(self, m: int) -> list[TileConfig]:
         """The configs to measure at an M: the winners of the searches nearby, and those of others that may be about as
         fast, by their nearest measurement and the model; those that are expected to be fastest first."""
-        times = FileTimes(self._points, (), self._estimate)
+        times = FileTimes(self._points, self._estimate)
         expected_us = {name: times.expected_at(name, m) for name in self._configs}
         least_us = min((us for us in expected_us.values() if us), default=0.0)
-        near_keys = nearest_keys(sorted(self._searched), m)
+        near_keys = nearest_keys(sorted(self._searched_ms), m)
         promising: list[TileConfig] = []
         for name in sorted(expected_us, key=lambda name: expected_us[name]):
             won_nearby = not near_keys.isdisjoint(self._keys_won.get(name, set()))
@@ -254,15 +256,6 @@ class EngineFile(FileSearch):
             problem = replace(self._problem, m=m, label=self._labels[0])
             self._spaces[m] = self.source.space(problem, self.context.target)
         return self._spaces[m].estimate(tile_config(json.loads(name), self.source.prefix))
-
-
-def with_captured(drawn: tuple[str, ...], options: EngineOptions) -> tuple[str, ...]:
-    """The labels of drawn routings, and that of captured ones beside or instead of them, as the options say."""
-    if not options.captured:
-        return drawn
-    if options.captured_only:
-        return (CAPTURED,)
-    return (*drawn, CAPTURED)
 
 
 class KeySearch(BucketSearch):

@@ -15,18 +15,13 @@ import json
 from collections.abc import Iterator, Sequence
 
 from worker.triton_configs.cutting import KEEP
-from worker.triton_configs.point_record import ConfigTime, PointRecord
+from worker.triton_configs.point_record import ConfigTime, PointRecord, name_of_config
 from worker.tuners.search.bucket import BucketSearch, FileSearch, PointTask, PointTime
 from worker.tuners.search.problem_search import Effort, ProblemSearch
 from worker.tuners.search.tile_config import TileConfig
 
 UNPAIRED = 1.01
 """A time that was not taken beside today's may be longer by this factor."""
-
-
-def point_name(config: TileConfig) -> str:
-    """The name of a config in points, which is a text of its values."""
-    return ConfigTime(config.values, 0.0, 0.0, 0.0).name
 
 
 class FileAtM(BucketSearch):
@@ -89,7 +84,7 @@ class FileAtM(BucketSearch):
         """Drop the configs that were slower than today's at a routing, or wrong."""
         point = self._record_of(task).point
         for name, config in list(self._choosable.items()):
-            if name != task.today.name and not point.allows(point_name(config)):
+            if name != task.today.name and not point.allows(name_of_config(config.values)):
                 del self._choosable[name]
 
     def records(self) -> Iterator[tuple[PointTask, PointRecord]]:
@@ -116,7 +111,7 @@ class FileAtM(BucketSearch):
         config = task.today
         values = None
         if chosen != KEEP:
-            config = next(config for config in self.configs.values() if point_name(config) == chosen)
+            config = next(config for config in self.configs.values() if name_of_config(config.values) == chosen)
             values = config.values
         if config.name not in task.times:
             detail = f"no config is right at M={self._m} at every routing, and {config.name} is not"

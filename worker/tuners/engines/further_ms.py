@@ -53,21 +53,13 @@ def ms_within(keys: Sequence[int], last_m: int) -> tuple[list[int], list[list[in
 
 @dataclass(frozen=True, slots=True)
 class FileTimes:
-    """The times of a file's configs that are known or expected: its points, its ranges, and the model.
+    """The times of a file's configs that are known or expected: its points, and the model.
 
     M are compared at the first routing alone.
     """
 
     points: Sequence[MeasuredPoint]
-    ranges: Sequence[CutRange]
     estimate: Estimate
-
-    def config_at(self, point: MeasuredPoint) -> str:
-        """The config that a measured M gets."""
-        for cut_range in self.ranges:
-            if cut_range.holds(point.m) and cut_range.config != KEEP:
-                return cut_range.config
-        return point.today
 
     def expected_us(self, config: str, m: int, near: MeasuredPoint) -> float:
         """The time of a config at an M by its time at a point nearby, and the model's ratio between the two."""
@@ -92,21 +84,31 @@ def nearest_keys(keys: Sequence[int], m: int) -> set[int]:
     return {*below[-NEAR_KEYS:], *above[:NEAR_KEYS]}
 
 
-def ms_to_close(times: FileTimes) -> list[int]:
-    """The next M to measure, those between two ranges first."""
+def ms_to_close(times: FileTimes, ranges: Sequence[CutRange]) -> list[int]:
+    """The next M to measure, those between two of the ranges first."""
     by_m = {point.m: point for point in reversed(times.points)}  # of several routings the first
     between: list[int] = []
     within: list[tuple[float, int]] = []
     for low, high in itertools.pairwise(by_m[m] for m in sorted(by_m)):
         if low.m + 1 == high.m or not are_neighbours(low.m, high.m, low.label):
             continue
-        if times.config_at(low) != times.config_at(high):
-            change = _expected_change(times, low, high)
+        low_config = _config_at(ranges, low)
+        high_config = _config_at(ranges, high)
+        if low_config != high_config:
+            change = _expected_change(times, low, low_config, high, high_config)
             between += [change - 1, change]
         else:
-            within.append(_largest_loss(times, low, high))
+            within.append(_largest_loss(times, low, high, low_config))
     lossy = [m for loss, m in sorted(within, reverse=True) if loss > LOSS]
     return [*between, *lossy]
+
+
+def _config_at(ranges: Sequence[CutRange], point: MeasuredPoint) -> str:
+    """The config that a measured M gets."""
+    for cut_range in ranges:
+        if cut_range.holds(point.m) and cut_range.config != KEEP:
+            return cut_range.config
+    return point.today
 
 
 def _wave_starts(low: int, high: int) -> list[int]:
@@ -117,15 +119,15 @@ def _wave_starts(low: int, high: int) -> list[int]:
     return starts[::stride]
 
 
-def _expected_change(times: FileTimes, low: MeasuredPoint, high: MeasuredPoint) -> int:
+def _expected_change(
+    times: FileTimes, low: MeasuredPoint, low_config: str, high: MeasuredPoint, high_config: str
+) -> int:
     """The least M from which on the upper config is expected to be the faster one. Where that is the end of the gap
     (the model was wrong there, for the upper M was measured) the middle one of the starts of waves."""
-    lower_config = times.config_at(low)
-    upper_config = times.config_at(high)
     starts = _wave_starts(low.m, high.m - 1)
     change = high.m
     for m in reversed(starts):
-        if times.expected_us(upper_config, m, high) > times.expected_us(lower_config, m, low):
+        if times.expected_us(high_config, m, high) > times.expected_us(low_config, m, low):
             break
         change = m
     if change == high.m and starts:
@@ -133,10 +135,9 @@ def _expected_change(times: FileTimes, low: MeasuredPoint, high: MeasuredPoint) 
     return change
 
 
-def _largest_loss(times: FileTimes, low: MeasuredPoint, high: MeasuredPoint) -> tuple[float, int]:
+def _largest_loss(times: FileTimes, low: MeasuredPoint, high: MeasuredPoint, config: str) -> tuple[float, int]:
     """The largest share of time that the config of two neighbours is expected to lose between them, to today's or to
     the fastest of either, and the M."""
-    config = times.config_at(low)
     rivals = {low.today, high.today}
     for point in (low, high):
         rivals |= set(sorted(point.us, key=lambda name: point.us[name])[:RIVALS])

@@ -55,7 +55,7 @@ class MoeSource(EngineSource):
     alike_from: ClassVar[int] = 1
     """The engine's launcher specialises a kernel in no further way from this M on."""
     labels = tuple(EXPONENTS)
-    searched: ClassVar[tuple[str, ...]] = ("uniform", "zipf1.5")
+    searched_labels: ClassVar[tuple[str, ...]] = ("uniform", "zipf1.5")
 
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> MoeProblem:
         m, k, n, experts, topk = (size_of(key, c) for c in ("token", "model_dim", "inter_dim", "expert", "topk"))

@@ -43,7 +43,7 @@ class SglangMoeSource(MoeSource):
     """The fused MoE layer of SGLang."""
 
     prefix = SGLANG
-    searched = ("uniform",)
+    searched_labels = ("uniform",)
     """One routing: the searches of both products take the time of a second one."""
     alike_from = EARLY_M + 1
 

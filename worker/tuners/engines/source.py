@@ -72,7 +72,7 @@ class EngineSource(KernelSource):
     labels: ClassVar[tuple[str, ...]] = ("",)
     """An M is measured at each of these, and its rows are of the first. If there are several, the config of a range has
     the least worst regret."""
-    searched: ClassVar[tuple[str, ...]] = ("",)
+    searched_labels: ClassVar[tuple[str, ...]] = ("",)
     """An M is searched at each of these."""
 
     @abstractmethod

@@ -50,6 +50,14 @@ class EngineOptions(SearchOptions):
     captured: tuple[tuple[int, ...], ...] = option((), captured_rule)
     captured_only: bool = option(False, boolean)  # no drawn routings beside the captured ones
 
+    def with_captured(self, drawn: tuple[str, ...]) -> tuple[str, ...]:
+        """The labels of drawn routings, and that of the captured ones beside or instead of them."""
+        if not self.captured:
+            return drawn
+        if self.captured_only:
+            return (CAPTURED,)
+        return (*drawn, CAPTURED)
+
 
 def parse_engine_options(tuner: str, raw: Mapping[str, Any]) -> EngineOptions:
     """The options of an engine's tuner. Raises ValueError, also if captured routings alone are wanted and none are

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 import os
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +26,7 @@ from worker.triton_configs.engine_package import (
 )
 from worker.tuners.engines.engine_file import EngineFile
 from worker.tuners.engines.engine_seeds import EngineSeeds
-from worker.tuners.engines.specs import parse_engine_options
+from worker.tuners.engines.specs import EngineOptions, parse_engine_options
 from worker.tuners.search.bucket import group_by_file
 from worker.tuners.search.measuring_process import NoDeviceError
 from worker.tuners.search.options import SearchOptions
@@ -50,6 +50,9 @@ class EngineTuner(SearchTuner):
     """The environment variable that names the package, if it is not the installed one."""
     _facts: dict[str, Any]  # of all documents; since `open`, as the next
     _seeds: EngineSeeds
+
+    def read_options(self, raw: Mapping[str, Any]) -> EngineOptions:
+        return parse_engine_options(self.engine, raw)
 
     def source(self) -> tuple[EngineSource, str]:
         options = self.read_options(self._raw)
@@ -106,7 +109,6 @@ class VllmTuner(EngineTuner):
 
     engine = "vllm"
     root_variable = VLLM_ROOT_ENV
-    read_options = staticmethod(partial(parse_engine_options, engine))
 
     def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
         from worker.tuners.engines.linear import LinearSource
@@ -121,7 +123,6 @@ class SglangTuner(EngineTuner):
 
     engine = "sglang"
     root_variable = SGLANG_ROOT_ENV
-    read_options = staticmethod(partial(parse_engine_options, engine))
 
     def _source_of_family(self, family: str, root: Path, device: EngineDevice) -> EngineSource:
         import triton

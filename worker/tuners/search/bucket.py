@@ -350,7 +350,7 @@ class BucketSearch:
         return task.today.name
 
     def document(self, winner: str, task: PointTask, measured: Sequence[PointTask]) -> str:
-        """The verdict for a point's row, as JSON; orchestrator/configs/decisions.py shows one, and reads it.
+        """The verdict for a point's row, as JSON; orchestrator/configs/bucket_decision.py shows one, and reads it.
 
         `values`: the winner's, null if today's stay. `old`: today's values, each once. `points`: this M and those that
         the workload does not have, through each operator that computes them, as [M, count, today's us, the winner's us,

@@ -22,7 +22,8 @@ from tests.support.files import write_files, write_program
 from worker.aiter_tree.locate import tree_at
 from worker.bench.child import BackendServer
 from worker.bench.config_set import tree_with_configs
-from worker.bench.runner import CALLS, WARMUP, BackendRunner, per_call_us
+from worker.bench.rocprof import CALLS, WARMUP, per_call_us
+from worker.bench.runner import BackendRunner
 from worker.protocol.bench import BenchOptions, RunRule, Side, draw_rounds, mean_of_runs, needs_more_runs
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import Resolver
