@@ -177,16 +177,8 @@ def _shape_rows(best: pd.DataFrame, wrong: pd.DataFrame, sources: InputTables) -
     for (gfx, cu_num, *key), row_counts in zip(_tuples(keys.iloc[firsts], *names), counts, strict=True):
         rows.append(_new_row(family, gfx, cu_num or None, key, row_counts))
 
-    # the fastest valid row of each backend, and the rows that are not valid
-    flops = [family.flops(row["key"]) for row in rows]
-    measured = _tuples(best, "backend", "us", "kernel", "err")
-    for i, (backend, us, kernel, err) in zip(best_number, measured, strict=True):
-        if us is not None:
-            figures = {"tflops": flops[i] / us / 1e6, "us": us, "kernel": kernel, "err_ratio": err}
-            rows[i]["backends"][backend] = figures
-    beyond = _tuples(wrong, "backend", "kernel", "err", "us")
-    for i, (backend, kernel, err, us) in zip(wrong_number, beyond, strict=True):
-        rows[i]["beyond_err_ratio"].append({"backend": backend, "kernel": kernel, "err_ratio": err, "us": us})
+    _fill_backends(rows, best, best_number, family)
+    _fill_wrong_rows(rows, wrong, wrong_number)
     times = best.set_index([best_number, "backend"])["us"].unstack()
     rows += _missing_rows(rows, sources)
     rows.sort(key=lambda row: (row["gfx"], row["cu_num"] or 0, tuple(row["key"].values())))
@@ -208,6 +200,23 @@ def _new_row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | s
         "beyond_err_ratio": [],
         "wrong_was_faster": False,
     }
+
+
+def _fill_backends(rows: Sequence[Row], best: pd.DataFrame, numbers: Iterable[int], family: Family) -> None:
+    """Fill in the fastest valid row of each backend. `numbers`: the index in `rows` of each row of `best`."""
+    flops = [family.flops(row["key"]) for row in rows]
+    measured = _tuples(best, "backend", "us", "kernel", "err")
+    for i, (backend, us, kernel, err) in zip(numbers, measured, strict=True):
+        if us is not None:
+            figures = {"tflops": flops[i] / us / 1e6, "us": us, "kernel": kernel, "err_ratio": err}
+            rows[i]["backends"][backend] = figures
+
+
+def _fill_wrong_rows(rows: Sequence[Row], wrong: pd.DataFrame, numbers: Iterable[int]) -> None:
+    """Fill in the rows beyond the error ratio. `numbers`: the index in `rows` of each row of `wrong`."""
+    beyond = _tuples(wrong, "backend", "kernel", "err", "us")
+    for i, (backend, kernel, err, us) in zip(numbers, beyond, strict=True):
+        rows[i]["beyond_err_ratio"].append({"backend": backend, "kernel": kernel, "err_ratio": err, "us": us})
 
 
 def _missing_rows(rows: Sequence[Row], sources: InputTables) -> list[Row]:
