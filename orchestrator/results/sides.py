@@ -180,9 +180,16 @@ def _make_side(
             faults.append(f"{names}: holds rows of several chips ({column} {', '.join(chips)}): split the file by chip")
     if rows.empty:
         faults.append(f"{names}: no row has a time")
-    beside = dict.fromkeys(p for f in files for p in (f.with_suffix(".env.json"), f.with_name("environment.json")))
-    records = [read_record(path) for path in beside if path.is_file()]
+    records = _read_records(files)
     return ComparedSide(name, files, rows, records, fields | join_records(records), notes)
+
+
+def _read_records(files: Sequence[Path]) -> list[Fields]:
+    """The environment records beside these files, each once. Raises InputError."""
+    paths: list[Path] = []
+    for file in files:
+        paths += [file.with_suffix(".env.json"), file.with_name("environment.json")]
+    return [read_record(path) for path in dict.fromkeys(paths) if path.is_file()]
 
 
 @dataclass(frozen=True, slots=True)
