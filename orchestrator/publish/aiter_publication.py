@@ -158,23 +158,31 @@ def open_aiter_publication(sources: Sequence[Path], wanted_family: str | None) -
 def title_of(wanted: str, model: str, parts: Sequence[FamilyPart], winner_files: Sequence[WinnerFile]) -> str:
     """`[Config] Tune llama a8w8 (fp8) GEMMs for gfx950`, or the user's title. Raises InputError if that names data
     types that no row has."""
-    written = {part.family: part.written for part in parts}
-    types = {name for family, rows in written.items() for name in types_of(family, rows)}
-    named = {word.lower().removeprefix("mx") for word in _TYPE_WORD.findall(wanted)}
-    wrong = named - types
-    if wrong and not winner_files:
-        raise InputError(f"--title names {', '.join(sorted(wrong))}, and the rows are of {', '.join(sorted(types))}")
     if wanted:
+        if not winner_files:
+            _refuse_other_types(wanted, parts)
         return wanted
     chips = {file.place.device.name for file in winner_files}
     subjects: list[str] = []
-    for family, rows in written.items():
-        chips |= {str(row.new.key[0]) for row in rows}
-        if rows:
-            subjects.append(f"{family.name} ({', '.join(sorted(types_of(family, rows)))})")
+    for part in parts:
+        chips |= {str(row.new.key[0]) for row in part.written}
+        if part.written:
+            types = types_of(part.family, part.written)
+            subjects.append(f"{part.family.name} ({', '.join(sorted(types))})")
     subjects += sorted({f"Triton {file.place.kind.config}" for file in winner_files})
     tags = "[Triton/Gluon] [Config]" if winner_files else "[Config]"
     return f"{tags} Tune {model} {' and '.join(subjects)} GEMMs for {', '.join(sorted(chips))}"
+
+
+def _refuse_other_types(title: str, parts: Sequence[FamilyPart]) -> None:
+    """Raise InputError if a title names data types that no published row has."""
+    types: set[str] = set()
+    for part in parts:
+        types |= types_of(part.family, part.written)
+    named = {word.lower().removeprefix("mx") for word in _TYPE_WORD.findall(title)}
+    wrong = named - types
+    if wrong:
+        raise InputError(f"--title names {', '.join(sorted(wrong))}, and the rows are of {', '.join(sorted(types))}")
 
 
 def types_of(family: Family, rows: Iterable[Judged]) -> set[str]:

@@ -285,12 +285,12 @@ def _add_roofline(
 
     `above` gets the winners that are faster than their roofline, which cannot be, by its bound.
     """
-    limit_of = roofline(family, chip)
+    roof_of = roofline(family, chip)
     element_type_of = element_type(family)
     types = set()
     for row in rows:
         key = tuple(row["key"].values())
-        roof = limit_of(key)
+        roof = roof_of(key)
         if not roof:
             continue
         element = element_type_of(key)

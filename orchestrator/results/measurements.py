@@ -179,24 +179,20 @@ class _SourceFinder:
         family = wanted or self._only_family()
         of_family = [table for table in self._tables if table.family in (None, family)]
         others = [table for table in self._tables if table not in of_family]
-        required = [column.name for column in family.columns if column.required]
         notes = list(self._notes)
         files = []
-        without_errors = []
         for table in of_family:
-            columns = measurement_columns(table.header, family)
-            missing = [name for name in required if name not in columns.keys]
+            missing = _missing_columns(table, family)
             if missing:
                 lacks = f"it has no {', '.join(missing)}, which tables of {family.name} have"
                 notes.append(f"passed over {table.name}: {lacks}")
-                continue
-            files.append(table)
-            if "err" not in columns.roles:
-                without_errors.append(table)
+            else:
+                files.append(table)
         if others:
             notes.append(f"passed over, of other families: {_named(others)}")
         if not files:
             raise InputError([f"no measurements of {family.name} are among the files", *notes])
+        without_errors = [table for table in files if "err" not in measurement_columns(table.header, family).roles]
         if without_errors and family.err_column != "err1":
             notes.append(f"no column of errors, so nothing there is left out for them: {_named(without_errors)}")
         if family is PLAIN:
@@ -212,6 +208,13 @@ class _SourceFinder:
             listed = "; ".join(f"{name}: {_named(some, 3)}" for name, some in tables.items())
             raise InputError(f"results of several families ({listed}): analyze one after the other with --family")
         return families[0] if families else PLAIN
+
+
+def _missing_columns(table: InputTable, family: Family) -> list[str]:
+    """The key columns that a table of the family must have and this one lacks."""
+    columns = measurement_columns(table.header, family)
+    required = [column.name for column in family.columns if column.required]
+    return [name for name in required if name not in columns.keys]
 
 
 def _check_columns(path: Path, header: Sequence[str]) -> None:
