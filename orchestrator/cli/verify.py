@@ -49,13 +49,14 @@ def verify(
     """
     if table is not None and inventory is None and run is None:
         raise InputError(f"--table {table}: name the nodes with -i INV, or a run that has them")
-    paths = None
-    if table is None or inventory is None:
+    if table is not None and inventory is not None:
+        table_family, rows = _read_rows(table, family)
+    else:
         paths = find_run(runs, run, tuned=table is None)
-    table_family, rows = _read_rows(table or (paths.tuned if paths else Path()), family)
-    if inventory is None and paths is not None:
-        inventory, limit = _inventory_of_run(paths, limit)
-    known = inventories.load_inventory(inventory or Path())
+        table_family, rows = _read_rows(table or paths.tuned, family)
+        if inventory is None:
+            inventory, limit = _inventory_of_run(paths, limit)
+    known = inventories.load_inventory(inventory)
     if limit:
         known = inventories.limit(known, limit)
     nodes = list(known.nodes.values())

@@ -83,14 +83,15 @@ def tuned_columns(row: ProfileRow, family: Family) -> dict[str, Cell]:
     return chip | family.named_key(row.key) | family.row_to_columns(row.row)
 
 
-def _place(row: ProfileRow | ShapeState) -> dict[str, str]:
+def _place_columns(row: ProfileRow | ShapeState) -> dict[str, str]:
+    """The columns that say where a row or the last attempt of a shape was measured."""
     return {"attempt": row.attempt, "node": row.node, "slot": row.slot}
 
 
 def winner_rows(results: RunResults) -> Iterator[Document]:
     """The winners as a merge takes them: the columns of tuned.csv, `attempt`, `node`, `slot` and `spread`."""
     for row in results.winners:
-        yield {**tuned_columns(row, results.family), **_place(row), "spread": results.spread_of(row) or 0.0}
+        yield {**tuned_columns(row, results.family), **_place_columns(row), "spread": results.spread_of(row) or 0.0}
 
 
 def candidate_rows(results: RunResults) -> Iterator[Document]:
@@ -106,7 +107,7 @@ def candidate_rows(results: RunResults) -> Iterator[Document]:
         if is_winner:
             shown["spread"] = results.spread_of(row)
         marks = {"winner": int(is_winner), "unconfirmed": int(is_winner and row.shape in unconfirmed)}
-        yield {**tuned_columns(row, results.family), **_place(row), **shown, **marks}
+        yield {**tuned_columns(row, results.family), **_place_columns(row), **shown, **marks}
 
 
 def make_provenance(
@@ -174,7 +175,9 @@ def _describe_outcome(results: RunResults) -> Document:
     unconfirmed = []
     for shape, blocked in results.unconfirmed:  # their winners were chosen without these candidates
         candidates = [candidate.to_json() for candidate in blocked[:MOST_BLOCKED]]
-        unconfirmed.append({"shape": name_key(shape.key), **_place(shape), "why": shape.detail, "withheld": candidates})
+        unconfirmed.append(
+            {"shape": name_key(shape.key), **_place_columns(shape), "why": shape.detail, "withheld": candidates}
+        )
     withheld = []
     for candidate in ledger.blocked_candidates()[:MOST_BLOCKED]:
         withheld.append({"shape": name_key(ledger.keys[candidate.shape]), **candidate.to_json()})
