@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.cli.ending import EXIT_CODES, describe_failures, result_files
 from orchestrator.command_hints import command
 from orchestrator.pages import Cell, Page
-from orchestrator.results.bench import BenchResults, Result, fastest
+from orchestrator.results.bench import BackendResult, BenchResults, fastest
 from orchestrator.shapes.model import describe
 from worker.families import Family
 from worker.protocol.bench import HARMLESS, TIMERS
@@ -78,20 +78,20 @@ def _next_command(bench: BenchResults, state: str) -> str:
     return f"analyze {bench.paths.named}"
 
 
-def add_results(page: Page, results: Sequence[Result]) -> None:
+def add_results(page: Page, results: Sequence[BackendResult]) -> None:
     """Add TFLOPS, a row for each shape: the fastest of an environment in bold, `~` if its runs disagree."""
     columns = list(dict.fromkeys((result.env, result.backend) for result in results))
     heads = [f"{env}: {backend}" if env else backend for env, backend in columns]
     best = fastest(results)
-    by_shape: dict[int, dict[tuple[str, str], Result]] = {}
+    by_shape: dict[int, dict[tuple[str, str], BackendResult]] = {}
     for result in results:
         by_shape.setdefault(result.shape, {})[result.env, result.backend] = result
     rows: list[list[Cell]] = []
     for shape, by_column in by_shape.items():
-        cells = [_cell(by_column.get(column), best.get((shape, column[0]))) for column in columns]
-        won = [winner for (of_shape, _), winner in best.items() if of_shape == shape]
-        names = dict.fromkeys(winner.backend for winner in won)
-        speeds = ", ".join(f"{winner.bw:,.0f}" for winner in won)
+        cells = [_cell(by_column.get((env, backend)), best.get((shape, env))) for env, backend in columns]
+        winners = [winner for (number, _), winner in best.items() if number == shape]
+        names = dict.fromkeys(winner.backend for winner in winners)
+        speeds = ", ".join(f"{winner.bw:,.0f}" for winner in winners)
         first = next(iter(by_column.values()))
         rows.append([describe(first.key), *cells, ", ".join(names), speeds])
     page.table(
@@ -104,16 +104,16 @@ def add_results(page: Page, results: Sequence[Result]) -> None:
     )
 
 
-def missing_results(found: Sequence[Result]) -> list[dict[str, Any]]:
+def missing_results(results: Sequence[BackendResult]) -> list[dict[str, Any]]:
     """Return why backends have no result, with the number of shapes of each reason."""
-    counts = Counter((r.env, r.backend, r.status, r.detail) for r in found if not r.is_measured)
+    counts = Counter((r.env, r.backend, r.status, r.detail) for r in results if not r.is_measured)
     return [
         {"env": env, "backend": backend, "status": status, "shapes": n, "detail": detail}
         for (env, backend, status, detail), n in counts.items()
     ]
 
 
-def _cell(result: Result | None, best: Result | None) -> Cell:
+def _cell(result: BackendResult | None, best: BackendResult | None) -> Cell:
     if result is None:
         return ""
     if result.is_measured:
@@ -122,6 +122,6 @@ def _cell(result: Result | None, best: Result | None) -> Cell:
     return ("-", "dim") if result.status in HARMLESS else (result.status, "red")
 
 
-def _document_of(result: Result, family: Family) -> dict[str, Any]:
+def _document_of(result: BackendResult, family: Family) -> dict[str, Any]:
     key = family.named_key(result.key)
     return {**asdict(result), "key": key, "runs": [{"run": number, "us": us} for number, us in result.runs]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -138,10 +138,10 @@ def check_configs(
         name = project or ("vllm" if engine else _only_project(root))
         if project and not engine:
             _refuse_missing_project(build, root, project)
-        of_others = {"--device": device, "--engine": engine} if name == "aiter" else {"--gfx": gfx, "--family": family}
-        misplaced = [option for option, value in of_others.items() if value]
-        if misplaced:
-            raise InputError(f"{', '.join(misplaced)}: not for the configs of {name}")
+        if name == "aiter":
+            _refuse_options(name, {"--device": device, "--engine": engine})
+        else:
+            _refuse_options(name, {"--gfx": gfx, "--family": family})
         if coverage is not None:
             return _show_coverage(root, name, coverage, device)
         if name != "aiter":
@@ -174,6 +174,13 @@ def _refuse_missing_project(build: str, root: Path, project: str) -> None:
     projects = _projects_in(root)
     if projects and project not in projects:
         raise InputError(f"--project {project}: {build} holds {', '.join(projects)}; leave out --project to check that")
+
+
+def _refuse_options(project: str, options: Mapping[str, str | None]) -> None:
+    """Raise InputError if an option is given that is not for the configs of this project."""
+    misplaced = [option for option, value in options.items() if value]
+    if misplaced:
+        raise InputError(f"{', '.join(misplaced)}: not for the configs of {project}")
 
 
 def _check_aiter(

@@ -132,13 +132,7 @@ def detach(paths: RunPaths) -> Page:
     argv = [sys.executable, "-m", "orchestrator", "resume", paths.run, "--runs", runs]
     with log.open("ab") as out:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    exit_code = child.poll()
-    drives = False
-    until = time.monotonic() + DETACH_S
-    while exit_code is None and not drives and time.monotonic() < until:
-        time.sleep(0.05)
-        exit_code = child.poll()
-        drives = holder(paths.lock).get("pid") == child.pid
+    exit_code, is_driving = _wait_until_driven(paths, child)
     if exit_code not in (None, 0, FAILED_SHAPES):
         tail = log.read_text(errors="replace")[-2000:]
         raise InputError(f"the controller ended at once with code {exit_code}:\n{tail}")
@@ -147,13 +141,25 @@ def detach(paths: RunPaths) -> Page:
     page.line(paths.root.name)
     if exit_code is not None:
         page.aside(f"the controller has ended already, with code {exit_code}: {command(f'status {paths.named}')}")
-    elif drives:
+    elif is_driving:
         page.aside(f"the controller is process {child.pid}; watch it: {command(f'status {paths.named} --watch')}")
     else:
         page.aside(
             f"process {child.pid} was started {DETACH_S:g} s ago, and does not drive the run yet: look into {log}"
         )
     return page
+
+
+def _wait_until_driven(paths: RunPaths, controller: subprocess.Popen[bytes]) -> tuple[int | None, bool]:
+    """Wait until a controller drives the run, has ended, or DETACH_S are over; (its exit code, whether it drives)."""
+    exit_code = controller.poll()
+    is_driving = False
+    until = time.monotonic() + DETACH_S
+    while exit_code is None and not is_driving and time.monotonic() < until:
+        time.sleep(0.05)
+        exit_code = controller.poll()
+        is_driving = holder(paths.lock).get("pid") == controller.pid
+    return exit_code, is_driving
 
 
 def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:

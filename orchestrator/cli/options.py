@@ -82,7 +82,8 @@ class SettingFlags(dict[str, Any]):
 def typer_function(command: Callable[..., Page | None]) -> Callable[..., None]:
     """Return the command in the form that typer needs: it prints its page, and has an option for each field of a group.
 
-    A parameter whose type is a named tuple or SettingFlags is a group. Its options take the parameter's place. A
+    A parameter whose type is a named tuple or SettingFlags is a group. Its options take the parameter's place: of
+    `tune(shapes, *, run: RunFlags)` typer gets `run(*, shapes, runs, limit, plan, ...)`, which makes the RunFlags. A
     command that returns a page has --json. Raises typer.Exit with the page's exit code, or the page's error.
     """
     signature = inspect.signature(command, eval_str=True)

@@ -81,10 +81,7 @@ def _add_work(page: Page, prepared: PreparedRun) -> None:
     family = prepared.family
     keys = {shape.id: shape.key_dict(family) for shape in prepared.listed.shapes}
     keys_of_work = [[keys[shape] for unit in work.units for shape in unit] for work in prepared.plan.work]
-    everywhere: dict[str, int | str] = {}
-    if keys_of_work:
-        shared_by_all = set.intersection(*(set(work_keys[0].items()) for work_keys in keys_of_work))
-        everywhere = {name: value for name, value in shared_by_all if isinstance(value, str)}
+    everywhere = _texts_of_all([work_keys[0] for work_keys in keys_of_work])
     rows = []
     for work, work_keys in zip(prepared.plan.work, keys_of_work, strict=True):
         sizes = [int(key[family.m_column]) for key in work_keys]
@@ -99,8 +96,17 @@ def _add_work(page: Page, prepared: PreparedRun) -> None:
         )
     page.table(("shapes", family.m_column, "shared key", "cost", ""), rows, right=("shapes", "cost"))
     if everywhere:
-        in_order = [f"{name}={everywhere[name]}" for name in family.key_names if name in everywhere]
-        page.line(f"everywhere: {' '.join(in_order)}")
+        texts = [f"{name}={value}" for name, value in everywhere.items()]
+        page.line(f"everywhere: {' '.join(texts)}")
+
+
+def _texts_of_all(keys: Sequence[dict[str, int | str]]) -> dict[str, str]:
+    """Return the texts that are the same in all keys, by column: `{"dtype": "torch.bfloat16"}`; {} without a key."""
+    texts: dict[str, str] = {}
+    for name, value in keys[0].items() if keys else ():
+        if isinstance(value, str) and all(key[name] == value for key in keys):
+            texts[name] = value
+    return texts
 
 
 def _key_text(key: dict[str, int | str], hidden: Sequence[str]) -> str:

@@ -76,21 +76,19 @@ def recheck(
         checked = judge_rows(ledger, paths.recheck)
     page = _checked_page(checked)
     page.code = EXIT_CODES[state]
-    runs = [paths]
+    runs_to_merge = [paths]
     if page.code == 0 and checked.to_tune and not only_check:
         if not run.json_:
             print_page(page)
         tuning = prepare(_request_to_tune(prepared, paths, checked, run, settings)).create()
-        runs.append(tuning)
-        state, error = drive_to_end(tuning, json_=run.json_)
-        page = end_page(end_run(tuning, state), alone=state != "finished")
-        page.error = error
+        runs_to_merge.append(tuning)
+        page = _drive_tuning(tuning, json_=run.json_)
     if only_check and checked.to_tune:
         page.code = page.code or 1
     document = checked.to_json(prepared.family.key_names)
-    page.document = {"runs": [run_paths.run for run_paths in runs], "exit_code": page.code, **document}
+    page.document = {"runs": [merged.run for merged in runs_to_merge], "exit_code": page.code, **document}
     if not only_check:
-        folders = " ".join(quote(str(run_paths.root)) for run_paths in runs)
+        folders = " ".join(quote(str(merged.root)) for merged in runs_to_merge)
         page.line(*next_lines([NextCommand(f"db merge {folders} --into NEW.csv", "the table of the new build")]))
     return page
 
@@ -112,6 +110,14 @@ def _request_to_tune(
         options=config.options,
         err_ratio=config.err_ratio,
     )
+
+
+def _drive_tuning(tuning: RunPaths, *, json_: bool) -> Page:
+    """Drive the run that tunes the rows which are not good, and return the report of its end."""
+    state, error = drive_to_end(tuning, json_=json_)
+    page = end_page(end_run(tuning, state), alone=state != "finished")
+    page.error = error
+    return page
 
 
 def _checked_page(checked: Recheck) -> Page:

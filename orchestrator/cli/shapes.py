@@ -135,13 +135,15 @@ def list_from_model(
     lines: list[str] = []
     files: list[Path | None] = []
     for name, shapes in by_family.items():
-        calls, saving = pad_calls(shapes.calls, FAMILIES[name], _pad_level(pad_m, coarse))
-        files.append(_list_file(out, name, list(by_family)))
-        _write_list(files[-1], FAMILIES[name], force, calls, transformers=model.placed.listing.version)
+        listed_family = FAMILIES[name]
+        calls, saving = pad_calls(shapes.calls, listed_family, _pad_level(pad_m, coarse))
+        file = _list_file(out, name, list(by_family))
+        _write_list(file, listed_family, force, calls, transformers=model.placed.listing.version)
         notes = [*shapes.notes, *saving]
         if not engine:
-            notes += risk_notes(FAMILIES[name], calls)
+            notes += risk_notes(listed_family, calls)
         size = len(calls)
+        files.append(file)
         documents.append({"family": name, "tp": tp, "shapes": size, "layers": dict(shapes.layers), "notes": notes})
         lines.append(f"{plural(size, 'shape')} of family {name} for one rank of {tp}")
         lines += [f"  {layer:14} {sizes}" for layer, sizes in shapes.layers]

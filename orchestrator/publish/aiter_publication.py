@@ -20,7 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, family_type
 from orchestrator.files.write import write_csv
 from orchestrator.publish.aiter_checks import CHECKS, COMMANDS, CheckRun, compare_runs, run_check, run_verify
-from orchestrator.publish.aiter_rows import Part, make_part
+from orchestrator.publish.aiter_rows import FamilyPart, make_family_part
 from orchestrator.publish.evidence import Evidence, FactNames, collect_evidence
 from orchestrator.publish.publication import PlannedCommit, Published, PublishRequest, nothing_to_publish
 from orchestrator.tables.aiter_build import Build
@@ -61,7 +61,7 @@ class AiterPublication:
     config_runs: Sequence[Path]
     """Runs whose winners are config files."""
     template: str = "pull-request.md.j2"
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FamilyPart] = field(default_factory=list)
     """The rows, by family."""
     winner_files: list[WinnerFile] = field(default_factory=list)
     """The winners that are config files."""
@@ -83,7 +83,7 @@ class AiterPublication:
             raise InputError(f"{request.onto}: is not a checkout of AITER; {way_out}")
         self.checks_before = _run_checks(request, tree, "base")
         for family, paths in self.families.items():
-            self.parts.append(make_part(tree, BRANCH_NAME, family, paths, request.model))
+            self.parts.append(make_family_part(tree, BRANCH_NAME, family, paths, request.model))
         own_texts, other_texts = self._collect_texts(published, tree)
         published.title = title_of(request.title, request.model, self.parts, self.winner_files)
         published.rows = [row for part in self.parts for row in _rows_of(part)]
@@ -155,7 +155,7 @@ def open_aiter_publication(sources: Sequence[Path], wanted_family: str | None) -
     return AiterPublication(families, config_runs)
 
 
-def title_of(wanted: str, model: str, parts: Sequence[Part], winner_files: Sequence[WinnerFile]) -> str:
+def title_of(wanted: str, model: str, parts: Sequence[FamilyPart], winner_files: Sequence[WinnerFile]) -> str:
     """`[Config] Tune llama a8w8 (fp8) GEMMs for gfx950`, or the user's title. Raises InputError if that names data
     types that no row has."""
     written = {part.family: part.written for part in parts}
@@ -187,7 +187,7 @@ def types_of(family: Family, rows: Iterable[Judged]) -> set[str]:
     return {ELEMENT_TYPES[name][0] if name in ELEMENT_TYPES else name.removeprefix("torch.") for name in names}
 
 
-def _rows_of(part: Part) -> list[dict[str, Any]]:
+def _rows_of(part: FamilyPart) -> list[dict[str, Any]]:
     """The rows of the command's document. `paired`: measured beside the kernel that it replaced."""
     names = ("gfx", "cu_num", *part.family.key_names)
     rows = []
@@ -215,7 +215,7 @@ def _run_checks(request: PublishRequest, tree: Path, word: str) -> dict[str, Che
     return {name: run_check(tree, name, request.python, jit, request.logs / f"{name}.{word}.log") for name in CHECKS}
 
 
-def _check_against_build(published: Published, part: Part, tree: Path) -> None:
+def _check_against_build(published: Published, part: FamilyPart, tree: Path) -> None:
     """Check that a tree which has the table would serve it safely."""
     family = part.family
     build = Build(tree, BRANCH_NAME)
@@ -227,7 +227,7 @@ def _check_against_build(published: Published, part: Part, tree: Path) -> None:
     published.add_check(f"`db check --build` of gemmfleet, {family.name}", not problems, text)
 
 
-def _verify_part(published: Published, part: Part, request: PublishRequest, words: Sequence[str]) -> None:
+def _verify_part(published: Published, part: FamilyPart, request: PublishRequest, words: Sequence[str]) -> None:
     """Verify the published rows on nodes."""
     family = part.family
     table = request.folder / family.tuned_csv

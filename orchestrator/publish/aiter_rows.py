@@ -1,10 +1,10 @@
 """The rows of one family that `publish` writes into a tree of AITER, and the new texts of the tree's files.
 
-`aiter_publication.py` calls `make_part` for each family. A `NewcomerPool` finds the champion of each key and judges it
-against the row that the tree has (`settle` says what that means here), as a merge does. But AITER merges all tables of
-a family, and a key may be there once. So a newcomer whose key a file has already edits that row in its place, if it is
-faster by more than the noise, and is left out otherwise. New rows go into the model's own table, with the list of the
-model's shapes beside it.
+`aiter_publication.py` calls `make_family_part` for each family. A `NewcomerPool` finds the champion of each key and
+judges it against the row that the tree has (`settle` says what that means here), as a merge does. But AITER merges all
+tables of a family, and a key may be there once. So a newcomer whose key a file has already edits that row in its place,
+if it is faster by more than the noise, and is left out otherwise. New rows go into the model's own table, with the list
+of the model's shapes beside it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODELS = "aiter/configs/model_configs"
 
 
 @dataclass(slots=True)
-class Part:
+class FamilyPart:
     """The rows of one family in a publication. `templates/pull-request.md.j2` shows it."""
 
     family: Family
@@ -113,7 +113,7 @@ class TreeTables:
         self.lines[old.file][row.part] = csv_line(cells, self.tables[old.file].header)
 
 
-def make_part(tree: Path, name: str, family: Family, paths: Sequence[Path], model: str) -> Part:
+def make_family_part(tree: Path, name: str, family: Family, paths: Sequence[Path], model: str) -> FamilyPart:
     """The part of a family's runs and tables. `name`: of the tree, for messages. Raises InputError for sources that
     cannot be used."""
     build = Build(tree, name)
@@ -126,7 +126,7 @@ def make_part(tree: Path, name: str, family: Family, paths: Sequence[Path], mode
     rows = list(settle(pool, RowRules(family, header, family.aiter.err_ratio, build)))
     tuned, shapes = model_names(model, family, None, (row.new.cells for row in rows))
     rejected = [f"{', '.join(map(str, row.key.values()))}: {row.why}" for row in pool.rejected]
-    part = Part(family, rows, rejected, f"{MODELS}/{tuned}", f"{MODELS}/{shapes}")
+    part = FamilyPart(family, rows, rejected, f"{MODELS}/{tuned}", f"{MODELS}/{shapes}")
     if family.name in build.tree.scripts:
         script = build.tree.scripts[family.name].relative_to(tree)
         part.script = " ".join((str(script), *family.aiter.flags))
@@ -135,14 +135,21 @@ def make_part(tree: Path, name: str, family: Family, paths: Sequence[Path], mode
     keys = [row.new.key for row in rows]
     keys_after = tables.keys | {new.key for new in added}
     part.misses = (count_misses(keys, tables.keys, family), count_misses(keys, keys_after, family))
-    for row in part.rows_with("edited"):
-        if row.old:
-            tables.edit(row.old, row.new)
-            part.texts[row.old.file] = "".join(tables.lines[row.old.file])
+    part.texts = _edit_tables(part, tables)
     if added:
         part.texts[part.tuned] = _text_of_model_table(tree, part.tuned, tables, header, added)
         part.texts[part.shapes] = _text_of_shapes(tree / part.shapes, build, family, keys)
     return part
+
+
+def _edit_tables(part: FamilyPart, tables: TreeTables) -> dict[str, str]:
+    """The texts of the tables that have edited rows, by path below the checkout. Changes the lines of `tables`."""
+    texts: dict[str, str] = {}
+    for row in part.rows_with("edited"):
+        if row.old:
+            tables.edit(row.old, row.new)
+            texts[row.old.file] = "".join(tables.lines[row.old.file])
+    return texts
 
 
 def _header_of_new_table(build: Build, family: Family) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A local git checkout: commits made in a worktree of its own, and the branch that names them at the very end.
 
-`publication.py` calls `refuse` first, then `commit` within a `worktree`, and `point` last. The user's work tree, index
-and hooks are left alone; nothing is fetched or pushed.
+`publication.py` calls `refuse_branch` first, then `commit` within a `worktree`, and `point_branch` last. The user's
+work tree, index and hooks are left alone; nothing is fetched or pushed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Checkout:
         except InputError:
             raise InputError(f"{self.folder}: has no commit {ref[:80]!r}; fetch it there first") from None
 
-    def refuse(self, branch: str, base: str, *, refresh: bool) -> None:
+    def refuse_branch(self, branch: str, base: str, *, refresh: bool) -> None:
         """Raise InputError where a branch cannot be made, or holds commits that would be lost when it is made again."""
         try:
             self.git("check-ref-format", "--branch", branch)
@@ -79,6 +79,11 @@ class Checkout:
             raise InputError(f"{where} is there: --refresh makes it again on the newer base, --branch names another")
         if f"branch refs/heads/{branch}\n" in self.git("worktree", "list", "--porcelain"):
             raise InputError(f"{where} is checked out; switch to another branch first")
+        self._refuse_foreign_commits(branch, base)
+
+    def _refuse_foreign_commits(self, branch: str, base: str) -> None:
+        """Raise InputError if a branch has a commit that is not in the base and that we did not make (TRAILER)."""
+        where = f"{self.folder}: {branch}"
         commits = self.git("log", "--format=%h %s%x1f%B%x00", f"refs/heads/{branch}", "--not", base).split("\0")
         foreign = [c.partition("\x1f")[0].strip() for c in commits if c.strip() and TRAILER not in c]
         if foreign:
@@ -126,6 +131,6 @@ class Checkout:
         self.git("commit", "--quiet", "-m", f"{message}\n\n{TRAILER}", folder=tree)
         return self.git("rev-parse", "HEAD", folder=tree).strip()
 
-    def point(self, branch: str, commit: str) -> None:
+    def point_branch(self, branch: str, commit: str) -> None:
         """Let the branch name the commit."""
         self.git("branch", "--no-track", "--force", branch, commit)

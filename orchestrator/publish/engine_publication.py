@@ -260,11 +260,12 @@ def _tables_of(change: FileChange, file: str, measured: Mapping[FileLayer, list[
     if change.before is None:
         before = "default" if change.source == change.path else change.source.parent.name
     name = change.winner_file.path.name
-    ranges = _in_words(sorted((w.place.first, w.place.last) for w in change.winner_file.winners.values()))
+    places = [winner.place for winner in change.winner_file.winners.values()]
+    ranges = _describe_ranges(sorted((place.first, place.last) for place in places))
     return [LayerTable(file, layer, before, measured[name, layer], ranges) for layer in change.winner_file.layers]
 
 
-def _in_words(ranges: Sequence[tuple[int, int]]) -> str:
+def _describe_ranges(ranges: Sequence[tuple[int, int]]) -> str:
     """Ascending ranges of M as `1-20, 57-80`; those that follow each other as one."""
     joined: list[tuple[int, int]] = []
     for first, last in ranges:

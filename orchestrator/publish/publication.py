@@ -127,7 +127,7 @@ def publish_winners(request: PublishRequest, publication: Publication) -> Publis
     """Make the branch of a checkout, its checks and its text. Raises InputError; then no branch was made or moved."""
     checkout = Checkout(request.onto)
     base = checkout.commit_of(request.base)
-    checkout.refuse(request.branch, base, refresh=request.refresh)
+    checkout.refuse_branch(request.branch, base, refresh=request.refresh)
     request.folder.mkdir(parents=True, exist_ok=True)
     published = Published(request.branch, base, request.folder / "pull-request.md")
     with checkout.worktree(base) as tree:
@@ -135,7 +135,7 @@ def publish_winners(request: PublishRequest, publication: Publication) -> Publis
             published.commit = checkout.commit(tree, commit.texts, commit.title)
         publication.check_branch(request, tree, published)
     _write_text(request, publication, published)
-    checkout.point(request.branch, published.commit)
+    checkout.point_branch(request.branch, published.commit)
     return published
 
 

@@ -1,7 +1,13 @@
 """Makes the document of a report page from a run's ledger, and updates it during the run.
 
 `page.py` draws the document as a file, `live.py` sends its changes to a browser. Its sections are made by the other
-modules of this room and by `view/`; this one puts them together.
+modules of this room and by `view/`; this one puts them together:
+
+    {"run": "20261129-1", "state": "finished", "going": false, "made": "2026-11-29 10:00:00 UTC", "family": "a8w8",
+     "sentences": ["32 shapes of a8w8 were requested on ...", ...], "counts": {"total": 32, "tuned": 30, ...},
+     "columns": {"row": ["id", "key", "state", ...], ...}, "shapes": [[1, [16, 512, 128], "tuned", ...], ...],
+     "backends": [{"name": "ck", "won": 17, ...}], "roof": {...}, "earlier": {"source": "tuned.csv", ...},
+     "fleet": {...}, "failures": [...], "incidents": [...], "unconfirmed": [...], "noise": {...}, "gpus": [...], ...}
 """
 
 from __future__ import annotations
@@ -95,10 +101,8 @@ class Collector:
         is_going = run_state in UNFINISHED
         now = time.time()
         start = config.created if state.first_t is None else state.first_t
-        end = now
-        if not is_going:
-            end = float(ledger.meta("ended") or state.last_t or config.created)
-        end = max(end, state.last_t or end)
+        end = now if is_going else float(ledger.meta("ended") or state.last_t or config.created)
+        end = max(end, state.last_t or end)  # no event lies behind the end
         header = RunHeader.of(ledger, config, {})
         before = self._previous_table(ledger)
         slots = ledger.slots()

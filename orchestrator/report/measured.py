@@ -79,23 +79,35 @@ class Measurements:
         """Read the rows that are new. Call it inside a snapshot of the ledger."""
         if not self.keys:
             self.keys = ledger.keys
+        self._read_candidates(ledger)
+        self._read_winners(ledger)
+
+    def _read_candidates(self, ledger: LedgerReader) -> None:
+        """Count the new rows by shape, and keep the best time of each backend."""
         while chunk := ledger.query(_NEW, (self._last_row, _CHUNK)):
-            for self._last_row, shape_id, us, status, number, name, libtype, extra in chunk:
+            for row_id, shape_id, us, status, number, name, libtype, extra in chunk:
+                self._last_row = row_id
                 tried = self.tried[shape_id]
                 tried.candidates += 1
                 if us > 0 and status == "ok":
                     backend = self._backend(libtype, name or _first_stage(extra), number)
                     tried.best[backend] = min(us, tried.best.get(backend, us))
+
+    def _read_winners(self, ledger: LedgerReader) -> None:
+        """Keep the winner of each shape that is tuned by now: the row of the attempt that settled it."""
         new_winners = list(ledger.winner_rows(self._last_winner))
         if new_winners:
             self._last_winner = new_winners[-1].id
         shapes = ledger.replayed.shapes
         rows = self._unsettled + new_winners
-        self._unsettled = [row for row in rows if shapes[row.shape].state != "tuned"]  # their attempts may settle them
+        self._unsettled = []
         for row in rows:
             shape = shapes[row.shape]
+            if shape.state != "tuned":
+                self._unsettled.append(row)
+                continue
             is_known = self._settled_by.get(row.shape) == row.attempt
-            if shape.state == "tuned" and shape.attempt == row.attempt and not is_known:
+            if shape.attempt == row.attempt and not is_known:
                 self._settled_by[row.shape] = row.attempt
                 self.winners[row.shape] = self._winner_of(ledger, row)
 

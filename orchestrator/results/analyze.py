@@ -54,9 +54,10 @@ def analyze(
 ) -> Document:
     """Reads all sources and returns what is known of them as a JSON document (docs/reference/files.md).
 
-    `rows` has a shape each; numbers are not rounded, None for none. `err_ratio`: the largest share of wrong elements
-    that counts (default: the family's in AITER). fmoe is not judged: its columns hold text in percent, of measures
-    that changed. `chip` names the roofline, `reference` the published figures to compare with. Raises InputError.
+    `rows` has a `Row` for each shape. Numbers are not rounded, and None if they are not known. `err_ratio`: the largest
+    share of wrong elements that counts (default: the family's in AITER). fmoe is not judged: its columns hold text in
+    percent, of measures that changed. `chip` names the roofline, `reference` the published figures to compare with.
+    Raises InputError.
     """
     family = sources.family
     limit = family.aiter.err_ratio if err_ratio is None else err_ratio
@@ -176,16 +177,8 @@ def _shape_rows(best: pd.DataFrame, wrong: pd.DataFrame, sources: InputTables) -
     for (gfx, cu_num, *key), row_counts in zip(_tuples(keys.iloc[firsts], *names), counts, strict=True):
         rows.append(_new_row(family, gfx, cu_num or None, key, row_counts))
 
-    # the fastest valid row of each backend, and the rows that are not valid
-    flops = [family.flops(row["key"]) for row in rows]
-    measured = _tuples(best, "backend", "us", "kernel", "err")
-    for i, (backend, us, kernel, err) in zip(best_number, measured, strict=True):
-        if us is not None:
-            figures = {"tflops": flops[i] / us / 1e6, "us": us, "kernel": kernel, "err_ratio": err}
-            rows[i]["backends"][backend] = figures
-    beyond = _tuples(wrong, "backend", "kernel", "err", "us")
-    for i, (backend, kernel, err, us) in zip(wrong_number, beyond, strict=True):
-        rows[i]["beyond_err_ratio"].append({"backend": backend, "kernel": kernel, "err_ratio": err, "us": us})
+    _fill_backends(rows, best, best_number, family)
+    _fill_wrong_rows(rows, wrong, wrong_number)
     times = best.set_index([best_number, "backend"])["us"].unstack()
     rows += _missing_rows(rows, sources)
     rows.sort(key=lambda row: (row["gfx"], row["cu_num"] or 0, tuple(row["key"].values())))
@@ -207,6 +200,23 @@ def _new_row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | s
         "beyond_err_ratio": [],
         "wrong_was_faster": False,
     }
+
+
+def _fill_backends(rows: Sequence[Row], best: pd.DataFrame, numbers: Iterable[int], family: Family) -> None:
+    """Fill in the fastest valid row of each backend. `numbers`: the index in `rows` of each row of `best`."""
+    flops = [family.flops(row["key"]) for row in rows]
+    measured = _tuples(best, "backend", "us", "kernel", "err")
+    for i, (backend, us, kernel, err) in zip(numbers, measured, strict=True):
+        if us is not None:
+            figures = {"tflops": flops[i] / us / 1e6, "us": us, "kernel": kernel, "err_ratio": err}
+            rows[i]["backends"][backend] = figures
+
+
+def _fill_wrong_rows(rows: Sequence[Row], wrong: pd.DataFrame, numbers: Iterable[int]) -> None:
+    """Fill in the rows beyond the error ratio. `numbers`: the index in `rows` of each row of `wrong`."""
+    beyond = _tuples(wrong, "backend", "kernel", "err", "us")
+    for i, (backend, kernel, err, us) in zip(numbers, beyond, strict=True):
+        rows[i]["beyond_err_ratio"].append({"backend": backend, "kernel": kernel, "err_ratio": err, "us": us})
 
 
 def _missing_rows(rows: Sequence[Row], sources: InputTables) -> list[Row]:
@@ -344,19 +354,28 @@ def against_reference(results: Document, chip: str) -> Document:
         raise InputError(f"--reference {chip[:40]!r}{near}: there are figures of {', '.join(chips)}")
     if results["family"] != GUIDE_FAMILY:
         raise InputError(f"--reference holds figures of {GUIDE_FAMILY}; these are results of {results['family']}")
-    winners: dict[Key, Row] = {}
-    for row in results["rows"]:
-        if row["best"]:
-            key = tuple(row["key"].values())
-            best = row["backends"][row["best"]]
-            if key not in winners or best["us"] < winners[key]["us"]:
-                winners[key] = {"tflops": best["tflops"], "us": best["us"], "backend": row["best"]}
+    fastest = _fastest_by_key(results["rows"])
     rows = figures[figures.chip == chip.lower()].drop(columns="chip").to_dict("records")
     for row in rows:
-        measured = winners.get((row["M"], row["N"], row["K"]))
-        deviation = measured["tflops"] / row["tflops"] - 1 if measured else None
+        measured = fastest.get((row["M"], row["N"], row["K"]))
+        deviation = None
+        if measured:
+            deviation = measured["tflops"] / row["tflops"] - 1
         row |= {"measured": measured, "deviation": deviation, "off": abs(deviation or 0.0) > MOST_DEVIATION}
     return {"source": " ".join(comments), "rows": rows}
+
+
+def _fastest_by_key(rows: Iterable[Row]) -> dict[Key, Document]:
+    """The fastest backend of each key on all devices, as `{"tflops": 812.5, "us": 9.9, "backend": "ck"}`."""
+    fastest: dict[Key, Document] = {}
+    for row in rows:
+        if not row["best"]:
+            continue
+        key = tuple(row["key"].values())
+        best = row["backends"][row["best"]]
+        if key not in fastest or best["us"] < fastest[key]["us"]:
+            fastest[key] = {"tflops": best["tflops"], "us": best["us"], "backend": row["best"]}
+    return fastest
 
 
 def write_csv(results: Document, out: TextIO) -> None:

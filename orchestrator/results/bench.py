@@ -39,7 +39,7 @@ RUNBOOK_NAMES = {backend: name for name, backend in AITERS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BackendResult:
     """The result of a backend on a shape. `op`, `kernel`, `timer`, `aiter_config`: as the worker reports them."""
 
     shape: int
@@ -82,7 +82,7 @@ class BenchResults:
 
     paths: RunPaths
     family: Family
-    results: list[Result]
+    results: list[BackendResult]
     stacks: Mapping[str, Document]
     total: int
     failed: Sequence[ShapeState] = ()
@@ -133,7 +133,7 @@ def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
     return rows
 
 
-def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -> list[Result]:
+def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -> list[BackendResult]:
     """A result for each shape, side and backend, in this order; the sides in the order of `sides`, the backends in that
     of BENCHED. Rows of several passes are one result. If one pass has no time, the result has none."""
     groups: dict[tuple[Key, str, str], list[ProfileRow]] = {}
@@ -146,17 +146,19 @@ def join_runs(rows: Iterable[ProfileRow], rule: RunRule, sides: Sequence[str]) -
         shape = shapes.setdefault(key, len(shapes) + 1)
         if side not in order:
             order.append(side)
-        joined.append(_join(shape, side, backend, group, rule))
+        joined.append(_join_runs_of_backend(shape, side, backend, group, rule))
     backends = {backend: i for i, backend in enumerate(BENCHED)}
     return sorted(joined, key=lambda r: (r.shape, order.index(r.env), backends.get(r.backend, len(backends))))
 
 
-def _join(shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: RunRule) -> Result:
+def _join_runs_of_backend(
+    shape: int, side: str, backend: str, rows: Sequence[ProfileRow], rule: RunRule
+) -> BackendResult:
     """The result of a backend from the rows of its runs. If a row has a status other than ok, the result has it."""
     runs = {int(row.row["run"]): row for row in rows if row.row.get("run") and row.us > 0 and row.status == "ok"}
     failed = next((row for row in rows if row.status != "ok"), None)
     described = failed or rows[-1]
-    without_mean = Result(
+    without_mean = BackendResult(
         shape,
         described.key,
         side,
@@ -193,22 +195,22 @@ def rule_of(options: Mapping[str, Any]) -> RunRule:
     return RunRule(**{name: options[name] for name in ("runs", "extra", "within") if name in options})
 
 
-def fastest(results: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
+def fastest(results: Sequence[BackendResult]) -> Mapping[tuple[int, str], BackendResult]:
     """The fastest measured backend of each (shape, side)."""
     measured = (result for result in results if result.is_measured)
     return best_by_key(measured, lambda result: (result.shape, result.env), lambda result: result.us)
 
 
-def redacted(options: Mapping[str, Any]) -> Document:
+def hide_texts(options: Mapping[str, Any]) -> Document:
     """The options of a bench for the record: hashes in place of the text of files."""
 
-    def redact(text: str) -> str:
+    def hash_of(text: str) -> str:
         return text if is_reference(text) else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
 
-    return replace_texts(options, redact)
+    return replace_texts(options, hash_of)
 
 
-def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
+def _bench_rows(results: Sequence[BackendResult], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of bench.csv: a row for each shape and side, filled from the results of its backends."""
     header = _bench_columns(results, family)
     winners = fastest(results)
@@ -233,7 +235,7 @@ def _bench_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[
         yield [row[column] for column in header]
 
 
-def _bench_columns(results: Sequence[Result], family: Family) -> list[str]:
+def _bench_columns(results: Sequence[BackendResult], family: Family) -> list[str]:
     """The columns of bench.csv: those of the runbook, the family's further ones, and those of this bench's backends."""
     figures = []
     judgements = []
@@ -255,24 +257,36 @@ def _absent_cell(column: str) -> str | int:
     return 0 if column.endswith("_samples") else ""
 
 
-def _run_rows(results: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
+def _run_rows(results: Sequence[BackendResult], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of bench_runs.csv: a row per run; one of us 0 where a backend has none."""
     more = [column for column in family.key_names if column not in ("M", "N", "K")]
     measurement = ("run", "env", "status", "op", "kernelName", "errRatio", "timer", "slot", "detail")
-    yield ["M", "N", "K", "backend", "us", "tflops", "node", *more, *measurement]
+    header = ["M", "N", "K", "backend", "us", "tflops", "node", *more, *measurement]
+    yield header
     for result in results:
         key = family.named_key(result.key)
-        sizes = [key[column] for column in ("M", "N", "K")]
         for number, us in result.runs or ((0, 0.0),):
             tflops = family.flops(key) / us / 1e6 if us > 0 else 0.0
-            yield [
-                *sizes, result.backend, f"{us:.4f}", f"{tflops:.4f}", result.node, *(key[column] for column in more),
-                number, result.env, result.status, result.op, no_formula(result.kernel),
-                "" if result.err is None else result.err, result.timer, result.slot, no_formula(result.detail),
-            ]  # fmt: skip
+            cells = {
+                **key,
+                "backend": result.backend,
+                "us": f"{us:.4f}",
+                "tflops": f"{tflops:.4f}",
+                "node": result.node,
+                "run": number,
+                "env": result.env,
+                "status": result.status,
+                "op": result.op,
+                "kernelName": no_formula(result.kernel),
+                "errRatio": "" if result.err is None else result.err,
+                "timer": result.timer,
+                "slot": result.slot,
+                "detail": no_formula(result.detail),
+            }
+            yield [cells[column] for column in header]
 
 
-def _side_rows(measured: Sequence[Result], family: Family) -> Iterator[Sequence[Any]]:
+def _side_rows(measured: Sequence[BackendResult], family: Family) -> Iterator[Sequence[Any]]:
     """Header and rows of a side's file for `compare`: `kernel`, the key, `us`, `run`, of config sets also
     `aiter_config`; only what was measured.
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,7 @@ from orchestrator.files.cells import cell, no_formula
 from orchestrator.files.faults import escaped, shown
 from orchestrator.files.write import csv_text, write_output
 from orchestrator.pages import Document
-from orchestrator.results.environment_record import differences, refuse_swapped_sides, took_turns
+from orchestrator.results.environment_record import differences, place_of, refuse_swapped_sides, took_turns
 from orchestrator.results.sides import CONFIG, GRID, ComparedSide
 from orchestrator.results.verdicts import ENOUGH_ROWS, OPEN, VERDICTS, RegressionRule, judge
 from worker.text import plural
@@ -36,6 +36,28 @@ Rows = list[Document]
 """Rows of the document, as `{"key": {"kernel": "ck", "M": "16", ...}, "golden_us": 9.9, "verdict": "ok", ...}`. The
 figures behind the key are those of `verdicts.judge`. `golden_config` and `tot_config`, as `FILE BUCKET VALUES`, are
 there if rows name configs."""
+
+
+class ConfigRead(NamedTuple):
+    """The config that a row was measured with, from `FILE BUCKET VALUES` (`config_read` of worker/bench/config_set.py).
+
+    `FILE` is the path below AITER's configs: `gemm/gfx950-GEMM-A16W16.json M_LEQ_64 BLOCK_SIZE_M=16,...`.
+    """
+
+    file: str
+    bucket: str
+    values: str
+
+    @classmethod
+    def parse(cls, text: object) -> ConfigRead | None:
+        """The config of a cell; None if the row names none."""
+        words = str(text or "").split(" ", 2)
+        return cls(*words) if len(words) == 3 else None
+
+    @property
+    def entry(self) -> str:
+        """Bucket and values, as a row of `_config_files` shows them."""
+        return f"{self.bucket} {self.values}"
 
 
 def compare(
@@ -184,11 +206,10 @@ def _config_files(rows: Rows, rule: RegressionRule) -> list[Document]:
     """
     changed: dict[str, Rows] = {}
     for row in rows:
-        old = str(row.get("golden_config") or "").split(" ", 2)  # [FILE, BUCKET, VALUES]
-        new = str(row.get("tot_config") or "").split(" ", 2)
-        if len(old) == len(new) == 3 and old[2] != new[2]:
-            entries = {"old": " ".join(old[1:]), "new": " ".join(new[1:])}
-            changed.setdefault(new[0], []).append({**row, **entries})
+        old = ConfigRead.parse(row.get("golden_config"))
+        new = ConfigRead.parse(row.get("tot_config"))
+        if old and new and old.values != new.values:
+            changed.setdefault(new.file, []).append({**row, "old": old.entry, "new": new.entry})
     documents = []
     for path, file_rows in sorted(changed.items()):
         slower = [_slower_row(row, rule) for row in file_rows if row["verdict"] == "regression"]
@@ -299,7 +320,7 @@ def _commands_again(rows: Rows, golden: ComparedSide, tot: ComparedSide, again_f
 def _bench_options(side: ComparedSide) -> Iterator[str]:
     """The options of `bench` that describe a side again: the stack with its variables, and the config set."""
     fields = side.fields
-    stack = fields.get("env", "").partition(" (")[2].removesuffix(")")  # a bench of ours writes `NAME (PLACE)`
+    stack = place_of(fields)
     for name in fields.get("under_test", "").split():
         if name in fields:
             stack += f",{name.removeprefix('switches.')}={fields[name]}"
@@ -308,7 +329,7 @@ def _bench_options(side: ComparedSide) -> Iterator[str]:
         return
     if stack:
         yield f"--env stack={quote(stack)}"
-    folder = fields["configs"].rpartition(" (")[0]
+    folder = fields["configs"].rpartition(" (")[0]  # of `DIR (3 files, sha256 ...)` (bench/request.py)
     yield f"--config-set {quote(f'{side.name}={folder}')}"
 
 

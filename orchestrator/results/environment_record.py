@@ -55,7 +55,7 @@ def make_record(session: str, side: str, number: int, stack: Document, places: F
     path = stack.get("image") or stack.get("python_path")
     record: Document = {
         "format": FORMAT,
-        "env": f"{side} ({path})" if path else side,
+        "env": f"{side} ({path})" if path else side,  # `place_of` reads it
         "captured": utc(time.time()),
         "order": "interleaved",
         "session": session,
@@ -68,6 +68,11 @@ def make_record(session: str, side: str, number: int, stack: Document, places: F
         record["switches"] = {**record.get("switches", {}), **variables}
         record["under_test"] = " ".join(f"switches.{name}" for name in variables)
     return record
+
+
+def place_of(record: Fields) -> str:
+    """The interpreter or image of a side of a bench, whose `env` is `NAME (PLACE)`; "" if the record names none."""
+    return record.get("env", "").partition(" (")[2].removesuffix(")")
 
 
 def join_records(records: Iterable[Fields]) -> Fields:

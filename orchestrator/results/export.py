@@ -23,7 +23,7 @@ from orchestrator.files.write import write_atomic, write_csv
 from orchestrator.ledger.reader import ProfileRow, ShapeState, SlotInfo
 from orchestrator.pages import Document
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.bench import BenchResults, redacted
+from orchestrator.results.bench import BenchResults, hide_texts
 from orchestrator.results.run_results import RunResults
 from orchestrator.tables.table import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from worker.families import Cell, Family
@@ -131,7 +131,7 @@ def _describe_request(results: RunResults, config: RunConfig, inventory_sha256: 
     tuner = results.ledger.meta("tuner")
     options = dict(config.options)
     if recorded_tuner(tuner or "").side_by_side:
-        options = redacted(options)
+        options = hide_texts(options)
     return {
         "run": config.run,
         "state": results.ledger.state,

@@ -27,6 +27,7 @@ from worker.text import plural
 COUNTED = ("no_time", "not_finite", "error_ratio")
 """The reasons why rows of a shape are left out; counts are kept in this order."""
 DEVICE = ["gfx", "cu_num"]
+"""The columns that name the device of a row."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends. More is not a tuning result, and would not fit the memory."""
 _MAX_INT = 2**31 - 1
@@ -43,7 +44,9 @@ def join_files(files: Sequence[ReducedFile], family: Family, notes: list[str]) -
     best = pd.concat([file.best for file in files])
     wrong = pd.concat([file.wrong for file in files])
     _adopt_unknown_device(best, wrong, family, notes)
-    return reduced(best, [*DEVICE, *family.key_names, "backend"]).sort_values([*family.key_names, "backend"]), wrong
+    keys = [*family.key_names, "backend"]
+    fastest = keep_fastest(best, [*DEVICE, *keys])
+    return fastest.sort_values(keys), wrong
 
 
 class ReducedFile:
@@ -67,10 +70,10 @@ class ReducedFile:
         self.best = self.wrong = pd.DataFrame(columns=[*by, "us", "err", "kernel", *COUNTED])
         best, wrong = self._read(by)
         if best:
-            self.best = reduced(pd.concat(best), by)
+            self.best = keep_fastest(pd.concat(best), by)
             self.wrong = pd.concat(wrong)
-        self.best = _cleaned(self.best, family)
-        self.wrong = _cleaned(self.wrong, family).sort_values(
+        self.best = _complete_columns(self.best, family)
+        self.wrong = _complete_columns(self.wrong, family).sort_values(
             ["backend", "err", "us"], ascending=[True, False, True], na_position="first"
         )
         if len(self.best) > MAX_GROUPS:
@@ -80,18 +83,18 @@ class ReducedFile:
             )
 
     def _read(self, by: list[str]) -> tuple[list[pd.DataFrame], list[pd.DataFrame]]:
-        """The reduced rows of each part of the file, and its rows beyond the error ratio."""
+        """The fastest rows of each part of the file, and its rows beyond the error ratio. Counts the rows."""
         best = []
         wrong = []
         for chunk in chunks(self.lines, self._columns, self.family):
-            for part in self._parts(chunk):
-                rows = self._judged(part)
+            for part in self._split_by_backend(chunk):
+                rows = self._mark_left_out(part)
                 wrong.append(rows[rows.error_ratio])
                 rows.loc[rows.no_time | rows.not_finite | rows.error_ratio, "us"] = float("nan")
-                best.append(reduced(rows, by))
+                best.append(keep_fastest(rows, by))
         return best, wrong
 
-    def _parts(self, chunk: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    def _split_by_backend(self, chunk: pd.DataFrame) -> Iterator[pd.DataFrame]:
         """The measurements of a chunk as one frame; those of a wide benchmark, which has a column of times for each
         backend, as a frame for each."""
         optional = ("err", "kernel", "kernel_id")
@@ -102,8 +105,8 @@ class ReducedFile:
         if not self._columns.wide:
             yield rows.assign(**_candidate_columns(chunk, self.family), us=chunk["us"])
 
-    def _judged(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """The rows that have a whole key, with a column for each reason to leave a row out."""
+    def _mark_left_out(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows that have a whole key, with a column for each reason of COUNTED, true in the rows that have it."""
         whole = pd.Series(True, rows.index)
         for column in self.family.columns:
             if column.name in rows:
@@ -119,7 +122,7 @@ class ReducedFile:
         return rows.assign(no_time=no_time, not_finite=infinite, error_ratio=wrong)
 
 
-def reduced(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def keep_fastest(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """One row for each combination of `by`: the fastest one, of equals always the same, with the sums of the counts."""
     groups = rows.groupby(by, sort=False, observed=True, dropna=False)
     number = groups.ngroup().to_numpy()
@@ -129,7 +132,7 @@ def reduced(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return rows[is_fastest].assign(**sums).sort_values(["us", "kernel", "err"]).drop_duplicates(by)
 
 
-def _cleaned(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
+def _complete_columns(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
     """The rows with every column of device and key, texts cleaned and spelled as the family spells them. Changes and
     returns `rows`."""
     for column in family.columns:

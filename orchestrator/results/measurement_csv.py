@@ -62,9 +62,10 @@ def read_header(path: Path) -> tuple[str, ...]:
     """The stripped names in a CSV's first line. Raises ForeignError or InputError."""
     faults = Faults(path)
     with open_file(path, InputError) as f:
-        text = decode(first := f.read(MAX_LINE), faults)
+        beginning = f.read(MAX_LINE)
+    text = decode(beginning, faults)
     line = text.lines[0] if text else ""
-    if text and len(text.lines) == 1 and len(first) == MAX_LINE:
+    if text and len(text.lines) == 1 and len(beginning) == MAX_LINE:
         raise InputError(f"{escaped(str(path))}:1: is longer than {MAX_LINE} bytes, which no header of a table is")
     names = tuple(c.strip() for c in next(csv.reader([line]), ()))
     if text and not any(names):

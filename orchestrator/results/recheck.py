@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -62,22 +62,30 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
     if family.two_stages:
         raise InputError(f"a row of {family.name} is a pair of kernels, which recheck cannot measure: tune it again")
     table = {key_of(cells, family): cells for cells in sources.newcomers() if (number_of(cells["us"]) or 0.0) > 0}
-    measured: dict[Key, dict[KernelName, tuple[float, TableKernel]]] = {key: {} for key in table}
-    for cells in sources.beside():
-        if cells.get("status", "ok") != "ok":
-            continue
-        key = key_of(cells, family)
-        kernel = _kernel(cells, family)
-        us = number_of(cells["us"]) or 0.0
-        if key in measured and kernel.name and us > 0:
-            _keep_fastest(measured[key], (kernel.name, kernel.split), (us, kernel))
+    profiled = _profiled_kernels(sources, table)
     checks = {}
     for key, cells in table.items():
         kernel = _kernel(cells, family)
-        measured[key].pop((kernel.name, kernel.split), None)
-        others = [other for _, other in sorted(measured[key].values())]
+        profiled[key].pop((kernel.name, kernel.split), None)
+        others = [other for _, other in sorted(profiled[key].values())]
         checks[key] = RowToCheck((kernel, *others[:runners]), float(cells["us"]), 1 + len(others))
     return checks
+
+
+def _profiled_kernels(
+    sources: MergeInput, keys: Iterable[Key]
+) -> dict[Key, dict[KernelName, tuple[float, TableKernel]]]:
+    """The kernels that were right in the profiles, each with its best time in microseconds, by key and name."""
+    profiled: dict[Key, dict[KernelName, tuple[float, TableKernel]]] = {key: {} for key in keys}
+    for cells in sources.beside():
+        if cells.get("status", "ok") != "ok":
+            continue
+        key = key_of(cells, sources.family)
+        kernel = _kernel(cells, sources.family)
+        us = number_of(cells["us"]) or 0.0
+        if key in profiled and kernel.name and us > 0:
+            _keep_fastest(profiled[key], (kernel.name, kernel.split), (us, kernel))
+    return profiled
 
 
 def _keep_fastest(kernels: dict[KernelName, tuple[float, T]], name: KernelName, measurement: tuple[float, T]) -> None:
@@ -94,6 +102,7 @@ def chip_of_rows(rows: Mapping[Key, object], gfx: str, cu_num: int) -> tuple[int
 
 
 def _kernel(cells: Mapping[str, str], family: Family) -> TableKernel:
+    """The kernel that a row of a table or profile names; its name is "" if the row names none."""
     column = dict(family.renames).get("kernelId", "kernelId")
     name = cells.get("kernelName", "")
     split = number_of(cells.get("splitK", "")) or 0
@@ -181,7 +190,7 @@ def judge_rows(ledger: LedgerReader, path: Path) -> Recheck:
     measured: dict[int, dict[KernelName, tuple[float, ProfileRow]]] = {shape: {} for shape in checks}
     for row in ledger.profile_rows():
         if row.shape in measured and not row.winner:
-            _keep_fastest(measured[row.shape], _name_of(row), (_us(row), row))
+            _keep_fastest(measured[row.shape], _name_of(row), (_us_if_right(row), row))
 
     # the drift of the session: the median row's time now over its time in the table
     ratios = []
@@ -204,7 +213,8 @@ def _name_of(row: ProfileRow) -> KernelName:
     return row.kernel_name, str(row.row.get("splitK", 0))
 
 
-def _us(row: ProfileRow) -> float:
+def _us_if_right(row: ProfileRow) -> float:
+    """The time of a row in microseconds, infinite if the kernel was wrong or did not run."""
     return row.us if row.us > 0 and row.status == "ok" else math.inf
 
 

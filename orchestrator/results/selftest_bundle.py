@@ -22,12 +22,14 @@ GENERIC = {"root", "localhost", "local", "/", "."}
 ADDRESS = re.compile(
     r"[\w.+-]+@[\w.-]+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|(?<=<host>)(?!\.log\b)(?:\.[A-Za-z0-9-]+)+"
 )
-"""`user@host`, an IPv4 address, or the domain behind a host's name that was replaced."""
+"""`user@host`, an IPv4 address, or the domain behind a host's name that was replaced: `.lan.example` in
+`<host>.lan.example`, but not `.log` in `<host>.log`."""
 PATH = re.compile(
     r"(?:<path>|(?<![\w.<>/~$})-])~?/(?!dev/|sys/|proc/|opt/rocm)(?=[\w.+@%~<-]))"
     r"(?:(?!/(?:site|dist)-packages/)(?:<\w+>|[^\s\"'`\\,;:()<>|=\[\]{}]))*"
 )
-"""An absolute path, up to the folder of Python's packages if it has one; paths of the system stay."""
+"""An absolute path, up to the folder of Python's packages if it has one: `/home/me/x.csv`, and `/opt/py/lib` in
+`/opt/py/lib/site-packages/aiter/jit`. Paths of the system stay, such as `/dev/kfd` and `/opt/rocm/bin`."""
 MOST_CHARACTERS = 4 << 20
 """Characters of a file that are packed: its last ones."""
 

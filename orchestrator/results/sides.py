@@ -180,9 +180,16 @@ def _make_side(
             faults.append(f"{names}: holds rows of several chips ({column} {', '.join(chips)}): split the file by chip")
     if rows.empty:
         faults.append(f"{names}: no row has a time")
-    beside = dict.fromkeys(p for f in files for p in (f.with_suffix(".env.json"), f.with_name("environment.json")))
-    records = [read_record(path) for path in beside if path.is_file()]
+    records = _read_records(files)
     return ComparedSide(name, files, rows, records, fields | join_records(records), notes)
+
+
+def _read_records(files: Sequence[Path]) -> list[Fields]:
+    """The environment records beside these files, each once. Raises InputError."""
+    paths: list[Path] = []
+    for file in files:
+        paths += [file.with_suffix(".env.json"), file.with_name("environment.json")]
+    return [read_record(path) for path in dict.fromkeys(paths) if path.is_file()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,13 +342,11 @@ def _check_repeats(rows: pd.DataFrame, timed: pd.DataFrame, columns: _Columns, f
     repeat = groups.cumcount()
     run = next((timed[name] for name in RUNS if name in timed), repeat)
     line_of_first = rows.index.to_series().groupby([groups.ngroup(), run]).transform("first")
-    for bad, what in (
-        (rows["kernel"] == "", "names no kernel"),
-        (
-            line_of_first != rows.index,
-            "this run of its kernel and shape is in line {} already: drop one, or number the repeats",
-        ),
-        (repeat == MAX_REPEATS, f"more than {MAX_REPEATS} repeats of one kernel and shape: is a column of it missing?"),
-    ):
-        for line, first in line_of_first[bad].items():
-            faults.add(what.format(first), line=int(str(line)))
+    for line in rows.index[rows["kernel"] == ""]:
+        faults.add("names no kernel", line=int(line))
+    for line, first in line_of_first[line_of_first != rows.index].items():
+        what = f"this run of its kernel and shape is in line {first} already: drop one, or number the repeats"
+        faults.add(what, line=int(str(line)))
+    for line in rows.index[repeat == MAX_REPEATS]:
+        what = f"more than {MAX_REPEATS} repeats of one kernel and shape: is a column of it missing?"
+        faults.add(what, line=int(line))

@@ -48,13 +48,16 @@ Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
 """The files of a verification, given the slots."""
 Outcome = Literal["ok", "mismatch", "error", "not run"]
 
+# parts of AITER's line on a lookup: B is a batched family's, and without `found padded_M` the row has the M itself
 _HIT = re.compile(r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+).{0,400}?\bis tuned\b")
 _PADDED = re.compile(r"found padded_M: (\d+)")
 _KERNEL = re.compile(r"kernel ?[nN]ame is (\S*?)(?:,| \(|!|$)")
 _TYPE = re.compile(r"q_dtype_w:(torch\.\w+)")
+# [fused_moe] using 2stage (kernelName1='a', kernelName2='b') for ('gfx950', 256, 16, 7168, 256, 257, 9, 'Activation...)
 _FMOE = re.compile(
     r"\[fused_moe\] using [12]stage.{0,20} \(kernelName1=(.{0,400}?), kernelName2=.{0,400}?\) for \(([^()]+)\)"
 )
+# a line of --run_config; `kernel` is the column for the kernel alone
 _RESULT = re.compile(
     r"\(?(?P<shape>[^|]{1,300}?)\)?\s*\|(?:\s*(?P<kernel>[\d.]+|N/A)\s*\|)?\s*(?P<us>[\d.]+|N/A)\s*\|\s*(?P<status>[A-Z]+)\s*$"
 )
@@ -234,21 +237,51 @@ def verify_on(
     say: Callable[[str], None],
 ) -> Verified:
     """The node's answer for all rows, even if it cannot verify. `deployed`: deploys the files to the node for the time
-    of a `with`. `say`: gets each line that AITER prints, with its slot."""
-    shares: dict[str, list[int]] = {}
+    of a `with`; it calls `Files` with the slots, which are not known before. `say`: gets each line that AITER prints,
+    with its slot."""
+    verification = _NodeVerification(node, family, rows, say)
+    try:
+        with deployed(verification.deal_rows) as host:
+            return verification.run(host)
+    except OrchestratorError as e:
+        return Verified(node, VerifyReader(node, rows, family).answer.rows, why=e.reason)
 
-    def files(slots: tuple[str, ...]) -> dict[str, bytes]:
-        shares.update(zip(slots, share_rows(rows, family.name, len(slots)), strict=True))
-        return {_file(slot): _table([rows[i] for i in share]) for slot, share in shares.items() if share}
 
-    def verify_slot(host: Host, slot: str) -> Verified:
-        reader = VerifyReader(node, [rows[i] for i in shares[slot]], family)
+class _NodeVerification:
+    """Verifies rows on one node: `deal_rows` when its slots are known, then `run` when the files are there."""
+
+    def __init__(self, node: str, family: Family, rows: Sequence[Cells], say: Callable[[str], None]) -> None:
+        self._node = node
+        self._family = family
+        self._rows = rows
+        self._say = say
+        self._shares: dict[str, list[int]] = {}
+        """The numbers of the rows of each slot."""
+
+    def deal_rows(self, slots: tuple[str, ...]) -> dict[str, bytes]:
+        """Deal the rows to the slots, and return a table for each slot that got some, by its file's name."""
+        shares = share_rows(self._rows, self._family.name, len(slots))
+        self._shares = dict(zip(slots, shares, strict=True))
+        return {_file(slot): _table(self._rows_of(slot)) for slot in slots if self._shares[slot]}
+
+    def run(self, host: Host) -> Verified:
+        """Run the worker on all slots that have rows, and join their answers."""
+        busy = [slot for slot in host.slots if self._shares[slot]]
+        with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
+            answers = list(pool.map(partial(self._verify_slot, host), busy))
+        return _join_slots(self._node, len(self._rows), self._shares, dict(zip(busy, answers, strict=True)))
+
+    def _rows_of(self, slot: str) -> list[Cells]:
+        return [self._rows[i] for i in self._shares[slot]]
+
+    def _verify_slot(self, host: Host, slot: str) -> Verified:
+        reader = VerifyReader(self._node, self._rows_of(slot), self._family)
 
         def read_line(text: str) -> None:
             reader.read_line(text)
-            say(f"{slot}: {text}")
+            self._say(f"{slot}: {text}")
 
-        words = ["verify", _file(slot), "--family", family.name, "--slot", slot, "--until-eof"]
+        words = ["verify", _file(slot), "--family", self._family.name, "--slot", slot, "--until-eof"]
         try:
             end = host.run(words, read_line)
         except OrchestratorError as e:
@@ -257,15 +290,6 @@ def verify_on(
         if not answer.aiter and not answer.why:
             answer.why = f"the worker {end}"
         return answer
-
-    try:
-        with deployed(files) as host:
-            busy = [slot for slot in host.slots if shares[slot]]
-            with ThreadPoolExecutor(max_workers=max(1, min(AT_ONCE, len(busy)))) as pool:
-                answers = list(pool.map(partial(verify_slot, host), busy))
-    except OrchestratorError as e:
-        return Verified(node, VerifyReader(node, rows, family).answer.rows, why=e.reason)
-    return _join_slots(node, len(rows), shares, dict(zip(busy, answers, strict=True)))
 
 
 def share_rows(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:

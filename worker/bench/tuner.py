@@ -287,15 +287,19 @@ def _row(
     `facts`: the backend's answers for the shape, those to `prepare` and `sample` (child.py) in one; {} if it has none.
     """
     us = float(facts.get("us", -1.0))
-    is_timed = us > 0
+    tflops = 0.0
+    gigabytes_s = 0.0
+    if us > 0:
+        tflops = figure(float(facts["flops"]) / us / 1e6)
+        gigabytes_s = figure(float(facts["bytes"]) / us / 1e3)
     return Row(
         kernelId=0,
         splitK=0,
         us=round(us, 4),
         kernelName=str(facts.get("kernel") or runner.name)[:900],
         libtype=runner.name,
-        tflops=figure(float(facts["flops"]) / us / 1e6) if is_timed else 0.0,
-        bw=figure(float(facts["bytes"]) / us / 1e3) if is_timed else 0.0,
+        tflops=tflops,
+        bw=gigabytes_s,
         errRatio=min(1.0, float(facts.get("err", 1.0))),
         status=status,
         spread=round(facts.get("spread", 0.0), 4),

@@ -17,7 +17,7 @@ from orchestrator.cli.printer import finish_page
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.bench import BenchResults, redacted
+from orchestrator.results.bench import BenchResults, hide_texts
 from tests.kits.fleet import command
 from tests.kits.results import A8W8, DEVICE, Run, row
 from tests.standins.aiter.config_files import tree, values
@@ -45,7 +45,7 @@ def test_a_table_is_sent_whole_and_recorded_by_its_hash(tmp_path: Path) -> None:
     path.write_text("gfx,cu_num,M,N,K,us,kernelName\ngfx950,256,16,512,1024,5.0,one\n")
     made = request.tuner_options([], ["torch"], path)
     assert made["table"] == path.read_text()
-    assert redacted(made)["table"].startswith("sha256 ")
+    assert hide_texts(made)["table"].startswith("sha256 ")
     path.write_text("M,N\n1,2\n")
     with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
         request.tuner_options([], ["torch"], path)
