@@ -309,8 +309,9 @@ def test_a_missing_triton_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = {project: tree(project) for project in ("vllm", "sglang")}
     monkeypatch.setitem(sys.modules, "triton", None)  # names alone are read
-    monkeypatch.delitem(sys.modules, "orchestrator.configs.engine_check")
+    monkeypatch.delitem(sys.modules, "orchestrator.configs.engine_check", raising=False)
     log = tmp_path / "server.log"
     missing = "Config file not found at /x/triton_3_6_0/{}.json, you can create them"
     sizes = ("E=32,N=1792{}", "E=512,N=128{},dtype=fp8_w8a8,block_shape=[128, 128]", "E=3,N=7{}")
@@ -319,7 +320,7 @@ def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path, monke
     shapes.write_text("M,N,K\n16,2112,7168\n64,2112,7168\n")
 
     def covered(project: str, source: Path, *options: str) -> Any:
-        argv = ["configs", "check", "--build", str(tree(project)), "--coverage", str(source), "--json", *options]
+        argv = ["configs", "check", "--build", str(trees[project]), "--coverage", str(source), "--json", *options]
         done = CliRunner().invoke(app, argv)
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)["layers"]
@@ -332,5 +333,5 @@ def test_layers_are_compared_with_the_files_that_are_there(tmp_path: Path, monke
     assert none == {"layer": "E=3 N=7", "dtype": "bf16", "devices": {}}
     (linear,) = covered("vllm", shapes, "--device", "NVIDIA_H200")
     assert linear == {"layer": "N=2112 K=7168", "dtype": "fp8_w8a8 128x128", "devices": {"NVIDIA_H200": [""]}}
-    text = CliRunner().invoke(app, ["configs", "check", "--build", str(tree("sglang")), "--coverage", str(log)]).stdout
+    text = CliRunner().invoke(app, ["configs", "check", "--build", str(trees["sglang"]), "--coverage", str(log)]).stdout
     assert "no device" in text
