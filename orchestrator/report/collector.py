@@ -102,7 +102,7 @@ class Collector:
         now = time.time()
         start = config.created if state.first_t is None else state.first_t
         end = now if is_going else float(ledger.meta("ended") or state.last_t or config.created)
-        end = max(end, state.last_t or end)  # no event lies behind the end
+        end = max(end, state.last_t or end)  # no event is later than the end
         header = RunHeader.of(ledger, config, {})
         before = self._previous_table(ledger)
         slots = ledger.slots()
