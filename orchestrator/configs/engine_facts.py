@@ -38,7 +38,7 @@ class LayerFacts(NamedTuple):
 
     file: FilePaths
     down_file: FilePaths | None
-    """Those of the file for the second product alone; None if it looks for none."""
+    """The places of the file for the second product alone; None if the engine looks for none."""
     today: list[ConfigRange]
     """All M with the configs that they get now."""
     source: str

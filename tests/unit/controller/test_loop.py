@@ -193,7 +193,7 @@ def test_a_controller_that_was_taken_over_writes_nothing_more(rig: LoopRig) -> N
 
 
 def drive_with(paths: RunPaths, lines: list[str]) -> str:
-    """Drive a run on this machine; `lines` gets what a person is shown."""
+    """Drive a run on this machine; `lines` gets the lines that a person sees."""
     view: Any = SimpleNamespace(update=lambda status: None, note=lambda text, **_: lines.append(text))
     return drive(paths, view, handle_signals=False)
 
