@@ -131,8 +131,8 @@ def _refuse_interpreted(run: Path) -> None:
     nodes = sorted({str(entry["node"]) for entry in devices if "interpreter" in (entry.get("device") or {})})
     if nodes:
         raise InputError(
-            f"{run}: {and_more(nodes, 4)} measured in Triton's interpreter (TRITON_INTERPRET=1), whose times are no"
-            " GPU's; tune on a GPU"
+            f"{run}: {and_more(nodes, 4)} measured in Triton's interpreter (TRITON_INTERPRET=1), whose times say"
+            " nothing about a GPU; tune on a GPU"
         )
 
 

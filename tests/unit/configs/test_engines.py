@@ -410,7 +410,7 @@ def test_times_of_tritons_interpreter_are_refused(root: Path, tmp_path: Path) ->
     run = ran(tmp_path / "run", document())
     device = {"gfx": "cpu", "interpreter": "right answers only: its times are no GPU's"}
     (run / "provenance.json").write_text(json.dumps({"devices": [{"node": "n1", "device": device}]}))
-    assert "n1 measured in Triton's interpreter (TRITON_INTERPRET=1), whose times are no GPU's" in refused(run, root)
+    assert "n1 measured in Triton's interpreter (TRITON_INTERPRET=1), whose times say nothing" in refused(run, root)
 
 
 @pytest.mark.usefixtures("near")
